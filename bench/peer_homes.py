@@ -7,6 +7,7 @@ delivers messages in memory, and a model that answers immediately.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -269,7 +270,9 @@ def gateway() -> None:
     asyncio.run(_gateway())
 
 
-async def _gateway() -> None:
+@contextlib.asynccontextmanager
+async def running_gateway() -> Any:
+    """Its gateway with an adapter in memory. Yields a function that sends a message and waits for the answer."""
     import gateway.run as running
     from gateway.config import Platform, PlatformConfig, load_gateway_config
     from gateway.platforms.base import BasePlatformAdapter, MessageEvent, MessageType, SendResult
@@ -323,14 +326,35 @@ async def _gateway() -> None:
             await asyncio.sleep(0.02)
         raise TimeoutError(text)
 
-    for text in ("hello", "second", "/title My chat", "third", "/undo", "fourth", "/new", "after new"):
-        await say(text)
-    await say("in the group", chat="-100", user="1001", kind="group")
-    await say("me too", chat="-100", user="2002", kind="group")
-    await say("to branch from", chat="3003", user="3003")
-    await say("/branch other", chat="3003", user="3003")
-    await say("on the branch", chat="3003", user="3003")
+    yield say
     await runner.stop()
+
+
+async def _gateway() -> None:
+    async with running_gateway() as say:
+        for text in ("hello", "second", "/title My chat", "third", "/undo", "fourth", "/new", "after new"):
+            await say(text)
+        await say("in the group", chat="-100", user="1001", kind="group")
+        await say("me too", chat="-100", user="2002", kind="group")
+        await say("to branch from", chat="3003", user="3003")
+        await say("/branch other", chat="3003", user="3003")
+        await say("on the branch", chat="3003", user="3003")
+
+
+def moving() -> None:
+    """One person in a direct chat, with memory files, as a home is when its owner moves."""
+    asyncio.run(_moving())
+    (home / "memories").mkdir(exist_ok=True)
+    (home / "memories" / "MEMORY.md").write_text("The server is called tin.\n§\nDeploys happen on Fridays.")
+    (home / "memories" / "USER.md").write_text("Ada takes warfarin.")
+    (home / "SOUL.md").write_text("You are calm.")
+    (home / ".env").write_text("TELEGRAM_ALLOWED_USERS=1001\n")
+
+
+async def _moving() -> None:
+    async with running_gateway() as say:
+        for text in ("my parrot is called Quillon", "the meeting is on Thursday"):
+            await say(text)
 
 
 def logged() -> None:
@@ -340,7 +364,7 @@ def logged() -> None:
     rotated()
 
 
-SCENARIOS = {it.__name__: it for it in (plain, compressed, unread, rotated, retried, raced, gateway, logged)}
+SCENARIOS = {it.__name__: it for it in (plain, compressed, unread, rotated, retried, raced, gateway, moving, logged)}
 for word in scenario.split(","):
     SCENARIOS[word]()
 sys.stdout.write("done\n")

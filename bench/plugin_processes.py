@@ -121,8 +121,15 @@ def _resident_mb(pid: int) -> float:
 async def _open(directory: Path, **settings: str) -> AsyncIterator[HermesMemory]:
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    context = PluginContext(agent="main", instance="it", directory=data, log=ErrorTolerantLogger(), clock=SystemClock())
-    plugin = HermesMemory(HermesSettings.model_validate(settings), context)
+    context = PluginContext(
+        agent="main",
+        instance="it",
+        directory=data,
+        log=ErrorTolerantLogger(),
+        clock=SystemClock(),
+        is_owner=lambda who: who == "ada",
+    )
+    plugin = HermesMemory(HermesSettings.model_validate({"serves": "everybody", **settings}), context)
     try:
         yield plugin
     finally:

@@ -68,7 +68,7 @@ def test_every_file_and_function_of_the_page_exists() -> None:
     assert sum(len(FUNCTION.findall(block)) for block in blocks) >= 60
 
 
-def test_the_page_says_where_at_least_20_things_are() -> None:
+def test_the_page_locates_at_least_20_things() -> None:
     rows = [line for line in PAGE.read_text().partition("## Where is")[2].splitlines() if line.startswith("| ")]
     assert len(rows) >= 21
     assert [row for row in rows[1:] if not re.search(r"`[^`]+`", row)] == []

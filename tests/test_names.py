@@ -138,7 +138,7 @@ def test_one_word_classes_are_glossary_nouns_entry_bodies_and_errors() -> None:
 
 RETIRED = set(
     """
-    mind voice desk tie fold lane seat purse courier flight leg parked papers ballast farside knock
+    mind voice desk tie fold lane seat purse courier flight leg parked papers ballast farside knock misuse
     minds voices desks ties folds lanes seats purses couriers flights legs folded folding
     """.split()
 )
@@ -259,6 +259,21 @@ def test_no_text_of_the_package_contains_a_retired_word() -> None:
 
 def test_no_page_of_the_docs_contains_a_retired_word() -> None:
     found = find_forbidden_words(read_texts()[1])
+    assert not found, f"use the glossary's words: {found}"
+
+
+def list_resource_files() -> list[Path]:
+    """The console, the skeletons of plug-ins and the schema, without other people's code."""
+    found = [*(SOURCE / "console").glob("*"), *(SOURCE / "cli" / "skeleton").rglob("*.txt"), *SOURCE.rglob("*.sql")]
+    return sorted(path for path in found if path.is_file() and not path.name.startswith("preact"))
+
+
+def test_no_resource_file_contains_a_retired_word() -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in list_resource_files()}
+    assert {"index.html", "main.js", "adapter.py.txt", "provider.py.txt", "0001_schema.sql"} <= {
+        name.rpartition("/")[2] for name in texts
+    }
+    found = find_forbidden_words(texts)
     assert not found, f"use the glossary's words: {found}"
 
 
@@ -397,7 +412,7 @@ def test_a_logged_event_is_found(source: str) -> None:
     assert not found.unresolved
 
 
-def test_an_event_that_is_put_together_is_not_understood() -> None:
+def test_a_composed_event_name_is_reported() -> None:
     found = EventFinder(['def f(log, what): log.info(f"turn.{what}")'])
     assert found.unresolved == {"f'turn.{what}'"}
 
@@ -415,7 +430,7 @@ def test_a_declared_event_is_named_after_its_value() -> None:
     assert [event.value for event in LogEvent] == sorted(event.value for event in LogEvent)
 
 
-def test_a_log_event_is_a_noun_and_what_happened_to_it() -> None:
+def test_a_log_event_is_a_noun_and_a_participle() -> None:
     odd = [event.value for event in LogEvent if not re.fullmatch(r"[a-z]+(_[a-z]+)*\.[a-z]+(_[a-z]+)*", event.value)]
     assert not odd
 

@@ -22,11 +22,11 @@ SOURCE = ROOT / "src" / "everhold"
 
 PUBLIC_NAMES = """
     AcceptMessage AcceptResult Attachment ChatLocation Clock Conflict DeliveryGuarantee EventLogger EverholdError
-    Exchange ForgetResult InDoubt IncomingMessage InvalidRequest JobResult MemoryBatch MemoryCapability MemoryHit
-    MemoryNote MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance Model ModelMessage
+    ErasureState ErasureTarget Exchange InDoubt IncomingMessage InvalidRequest JobResult MemoryBatch MemoryCapability
+    MemoryHit MemoryNote MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance Model ModelMessage
     ModelRequest ModelResponse ModelUsage NotFound OutgoingMessage Overloaded PartiallyDone Platform PlatformOffset
-    PluginContext ProviderHealth RandomSource Refused SendRequest SessionSwitch Stamp SupportsDrafts TooLong Tool
-    ToolCall ToolContext ToolEffect ToolResult ToolSpec Transient __version__
+    PluginContext ProviderDeletion ProviderHealth RandomSource Refused SendRequest SessionSwitch Stamp SupportsDrafts
+    TextPiece TooLong Tool ToolCall ToolContext ToolEffect ToolResult ToolSpec Transient __version__
 """.split()
 
 
@@ -104,7 +104,7 @@ def test_core_engine_and_ports_name_no_vendor() -> None:
 
 MAY_CATCH_ALL = re.compile(
     r"^(?:engine/(?:supervisor|effects)\.py|stores/\w+/writer\.py"
-    r"|hermes/memory/plugin_process/(?:__main__|conversations)\.py)$"
+    r"|hermes/memory/plugin_process/(?:__main__|conversations|discovery|examination)\.py)$"
 )
 BROAD_TYPES = {"Exception", "BaseException"}
 

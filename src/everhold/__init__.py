@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final
 __version__ = "0.1.0.dev0"
 
 _NAMES_BY_MODULE: Final = {
-    "everhold.core.entries": "Attachment ChatLocation ModelUsage Stamp ToolCall",
+    "everhold.core.entries": "Attachment ChatLocation ModelUsage Stamp TextPiece ToolCall",
     "everhold.errors": (
         "Conflict EverholdError InDoubt InvalidRequest NotFound Overloaded PartiallyDone Refused TooLong Transient"
     ),
     "everhold.ports.clock": "Clock RandomSource",
     "everhold.ports.log": "EventLogger",
     "everhold.ports.memory": (
-        "Exchange ForgetResult JobResult MemoryBatch MemoryCapability MemoryHit MemoryNote MemoryProvider MemoryQuery "
-        "MemoryRetraction MemoryScope MemoryUtterance ProviderHealth SessionSwitch"
+        "ErasureState ErasureTarget Exchange JobResult MemoryBatch MemoryCapability MemoryHit MemoryNote "
+        "MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance ProviderDeletion ProviderHealth "
+        "SessionSwitch"
     ),
     "everhold.ports.model": "Model ModelMessage ModelRequest ModelResponse ToolSpec",
     "everhold.ports.platform": (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # the same names for type checkers
         ChatLocation as ChatLocation,
         ModelUsage as ModelUsage,
         Stamp as Stamp,
+        TextPiece as TextPiece,
         ToolCall as ToolCall,
     )
     from everhold.errors import (
@@ -55,8 +57,9 @@ if TYPE_CHECKING:  # the same names for type checkers
     from everhold.ports.clock import Clock as Clock, RandomSource as RandomSource
     from everhold.ports.log import EventLogger as EventLogger
     from everhold.ports.memory import (
+        ErasureState as ErasureState,
+        ErasureTarget as ErasureTarget,
         Exchange as Exchange,
-        ForgetResult as ForgetResult,
         JobResult as JobResult,
         MemoryBatch as MemoryBatch,
         MemoryCapability as MemoryCapability,
@@ -67,6 +70,7 @@ if TYPE_CHECKING:  # the same names for type checkers
         MemoryRetraction as MemoryRetraction,
         MemoryScope as MemoryScope,
         MemoryUtterance as MemoryUtterance,
+        ProviderDeletion as ProviderDeletion,
         ProviderHealth as ProviderHealth,
         SessionSwitch as SessionSwitch,
     )

@@ -8,25 +8,28 @@ import getpass
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold import __version__
 from everhold.admin.backups import StoreBackups, list_backups, list_copies, list_set_aside, render_copy
+from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
-from everhold.assembly.agents import ConfiguredAgents
+from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
+from everhold.core.roles import PersonRole
 from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import StoreError, StoreFull
 from everhold.infra.home import Home
@@ -34,7 +37,8 @@ from everhold.infra.home_lock import HomeLock
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
-from everhold.ingress.chat_aliases import ChatAliases
+from everhold.ingress.chat_records import ChatAliases
+from everhold.ingress.people import PeopleRegistry
 from everhold.ingress.schedules import ScheduleRunner
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as builtin, run_embedding_backfill
 from everhold.platforms import agent as between
@@ -42,11 +46,10 @@ from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
 from everhold.ports.store import Change, Step
-from everhold.ports.tool import Tool
 from everhold.stores.sqlite.disk_guard import DiskGuard, DiskGuardedStore, DiskReserve
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
-from everhold.tools.mcp import McpServers, list_server_names
+from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
 from everhold.tools.memory import build_memory_tools
 from everhold.tools.search import SessionSearchTool
 from everhold.tools.send import SendTool
@@ -183,6 +186,14 @@ class GatewayApp:
     def _build_ingress(self) -> None:
         """Build admission and the accept commit, which bring a message into the log."""
         log = self.log
+        self.peers = PeerRegistry(
+            self.gates,
+            find_client=self.agents.find_memory,
+            list_memories=lambda agent: [it.name for it in self.agents.settings.get_agent(agent).memories],
+            list_agents=lambda: self.agents.settings.agents,
+            get_revision=lambda: self.agents.settings,
+        )
+        self.agents.memories.peers = self.peers
         self.chat_aliases = ChatAliases(self.store, clock=self.clock, log=log)
         self.admission = AdmissionControl(
             chat_aliases=self.chat_aliases,
@@ -192,8 +203,12 @@ class GatewayApp:
             clock=self.clock,
             chance=self.chance,
             log=log,
+            people=PeopleRegistry(
+                self.store, clock=self.clock, chance=self.chance, log=log, local_user=get_local_user()
+            ),
+            load_settings=self._load_settings,
         )
-        self.acceptor = MessageAcceptor(self.gates, admit=self.admission, wakeups=self.wakeups)
+        self.acceptor = MessageAcceptor(self.gates, admit=self.admission, wakeups=self.wakeups, peers=self.peers)
 
     def _build_engine(self) -> None:
         """Build the supervisor, which starts a worker for every due cursor: turns, commands, deliveries, memories."""
@@ -203,8 +218,10 @@ class GatewayApp:
             self.gates,
             runtimes=self.agents,
             wakeups=self.wakeups,
+            roles=self.admission.roles,
             get_today=self.agents.get_today,
             on_text=self._on_text,
+            peers=self.peers,
         )
 
     def _build_outside(self) -> None:
@@ -259,8 +276,7 @@ class GatewayApp:
         self.memory_admin = MemoryAdmin(
             self.session_admin,
             agents=lambda: tuple(self.agents.settings.agents),
-            people=lambda person: self.agents.settings.list_aliases(person),
-            backups=lambda: len(list_backups(home.backups)),
+            backups=self._find_backups_before,
             set_aside=lambda: list_set_aside(home.backups),
             wipe_index=lambda: self.index.wipe_erased(self.store),
         )
@@ -278,6 +294,13 @@ class GatewayApp:
         """The URL of the console, empty while it is not served."""
         self.http_server: HttpServer | None = None
         self.local_server: LocalServer | None = None
+
+    async def _load_settings(self) -> Settings:
+        """Return the settings for a worker. An edit made before counts, also for who is who."""
+        await self.watcher.get_fresh_settings()
+        settings = self.agents.settings
+        await self.admission.people.apply_settings(settings)
+        return settings
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -301,17 +324,25 @@ class GatewayApp:
 
         await self.supervisor.keep_running(what, wait_out_full_disk)
 
+    async def reapply_erasures(self) -> int:
+        """Erase again what a restored store has brought back, and continue unfinished forgettings in the log. Return
+        the number of entries that were erased again.
+        """
+        again = await self.session_admin.reapply_erasures()
+        await self.memory_admin.resume_erasures(restored=again > 0)
+        return again
+
     async def start(self, *, listen: bool = True) -> int:
         """Resume unfinished work and start all tasks. Return how many messages wait for an answer.
 
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
         await self.store.revoke_leases(owner=self.gates.owner, at=self.clock.now())
-        await self.session_admin.reapply_erasures()
-        await self.memory_admin.resume_erasures()
+        await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
         await self.admission.load_halts()
+        await self._apply_people(self.agents.settings)
         self._connect_agents()
         self.mcp.apply_settings(self.agents.settings.mcp, self.agents.settings.agents.values())
         await model_waits.recheck_all_waits(self.gates, self.agents, self.wakeups)
@@ -371,6 +402,7 @@ class GatewayApp:
                 back_up=self._make_backup,
                 list_backups=lambda: list_copies(self.home.backups),
                 pairing=self.admission.pairing,
+                people=self.admission.people,
                 schedules=self.schedules,
                 whisper=self.admission.send_outside_session,
             ),
@@ -449,6 +481,7 @@ class GatewayApp:
             *self.mcp.list_problems(),
             *self.plugin_tools.list_problems(),
             *self.agents.memories.list_problems(),
+            *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
         )
 
@@ -475,7 +508,13 @@ class GatewayApp:
         if self.tasks:
             self.mcp.apply_settings(settings.mcp, settings.agents.values())
             self.accounts.apply_settings(settings)
+            self.tasks.append(asyncio.create_task(self._apply_people(settings), name="people"))
             self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
+
+    async def _apply_people(self, settings: Settings) -> None:
+        """Link people as configured, and record the names in memories that follow from it."""
+        await self.admission.people.apply_settings(settings)
+        await self.peers.settle()
 
     async def _retry_now(self) -> None:
         """Retry everything that waits after a failure, because the changed configuration may have repaired it.
@@ -536,27 +575,42 @@ class GatewayApp:
         last = await self.store.last_pos()
         return last > 0 and last != self.backups.find_newest_pos()
 
+    def _find_backups_before(self, at: float) -> BackupHolding:
+        """The backups that contain what was in the store at that time, and when the last of them is replaced."""
+        settings = self.watcher.settings.backup
+        held = [it for it in list_backups(self.home.backups) if it.at <= at]
+        if not held or not settings.every_hours or not all(it.is_sound for it in held):
+            return BackupHolding(len(held))
+        return BackupHolding(len(held), held[-1].at + settings.keep * settings.every_hours * 3_600)
+
     async def _make_backup(self, to: str) -> dict[str, Any]:
         made = await self.backups.make_backup(to=Path(to) if to else None)
-        gone = self.backups.prune(self.watcher.settings.backup.keep) if made.is_sound and not to else []
+        pruned = self.backups.prune(self.watcher.settings.backup.keep) if made.is_sound and not to else []
         how = self.log.info if made.is_sound else self.log.error
         how("backup.completed", path=str(made.path), bytes=made.size_bytes, entries=made.entries, sound=made.is_sound)
-        return render_copy(made, gone)
+        return render_copy(made, pruned)
 
     # -- callbacks ---------------------------------------------------------------------------------------------------
 
-    def _build_tools(self, settings: AgentSettings) -> dict[str, Tool]:
-        tools: dict[str, Tool] = {}
+    def _build_tools(self, settings: AgentSettings) -> ToolCollection:
+        found = ToolCollection(settings.tool_needs)
         if settings.send_to:
-            tools["send"] = SendTool(settings.name, settings.send_to)
+            found.add("send", {"send": SendTool(settings.name, settings.send_to)})
         if "attach" in settings.tools:
-            tools["attach"] = AttachTool(self.store)
+            found.add("attach", {"attach": AttachTool(self.store)})
         if "memory" in settings.tools:
-            tools |= build_memory_tools(self.agents.fact_cache, limits=settings.facts.limits)
+            found.add("memory", build_memory_tools(self.agents.fact_cache, limits=settings.facts.limits))
         if "session_search" in settings.tools:
-            tools["session_search"] = SessionSearchTool(self._build_builtin_memory(settings.name), self.store)
-        tools |= self.mcp.get_tools(settings)
-        return tools | self.plugin_tools.list_tools(settings, self.agents.settings.tools, taken=tools)
+            memory = self._build_builtin_memory(settings.name)
+            search = SessionSearchTool(memory, self.store, notes=self.agents.fact_cache)
+            found.add("session_search", {"session_search": search})
+        # What a server or a plug-in says about its tools gives them no rights.
+        for name, server_tool in self.mcp.get_tools(settings).items():
+            found.add(f"{MCP_PREFIX}{server_tool.server}", {name: server_tool}, least=PersonRole.MEMBER)
+        sections, taken = self.agents.settings.tools, tuple(found.tools)
+        for name, tool in self.plugin_tools.list_named_tools(settings, sections, taken=taken):
+            found.add(name, {tool.spec.name: tool}, least=PersonRole.MEMBER)
+        return found
 
     def _on_commit(self, change: Change) -> None:
         self.tail.on_commit(change)
@@ -601,3 +655,12 @@ def render_agent(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
         "missing": missing,
         "budget": {"usd": agent.budget.usd_per_day, "tokens": agent.budget.tokens_per_day},
     }
+
+
+def _build_alias_problem(memory: str, alias: str, identities: Sequence[str]) -> ConfigProblem:
+    return ConfigProblem(
+        f"{alias!r} could mean {' or '.join(identities)}, so it has no effect",
+        f"write the identity, for example {identities[0]}",
+        path=("memories", memory, "user_peer_aliases"),
+        fatal=False,
+    )

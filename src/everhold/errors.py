@@ -14,7 +14,8 @@ EverholdError
 │   ├── StoreFull      no disk space: stop acknowledging, report it, continue when there is space
 │   ├── StoreBusy      another program holds the lock: nothing was written, try again
 │   ├── StoreDamaged   a file is corrupt: refuse to open it
-│   └── StoreNewer     written by a newer everhold: write nothing, upgrade
+│   ├── StoreNewer     written by a newer everhold: write nothing, upgrade
+│   └── StoreOutdated  written by a development version: start with a new home
 ├── HomeBusy           another process holds this home
 ├── NotFound           there is no such session, cursor, person…
 └── InvalidRequest     the request is invalid: show the usage
@@ -94,6 +95,10 @@ class StoreDamaged(StoreError):
 
 class StoreNewer(StoreError):
     """The database was written by a newer everhold."""
+
+
+class StoreOutdated(StoreError):
+    """The database was written by a development version, and there is no migration."""
 
 
 class HomeBusy(EverholdError):

@@ -46,7 +46,7 @@ async def say(gateway: ApiGateway, client: httpx2.AsyncClient, text: str, *, cha
     return session
 
 
-async def test_what_can_be_looked_at_has_the_shape_that_is_described(
+async def test_responses_match_the_schemas_in_the_openapi_document(
     gateway: ApiGateway, client: httpx2.AsyncClient
 ) -> None:
     await say(gateway, client, "hello")
@@ -58,11 +58,12 @@ async def test_what_can_be_looked_at_has_the_shape_that_is_described(
         assert set(answer.json()) <= known, (path, set(answer.json()) - known)
 
 
-def test_every_operation_of_control_has_a_route() -> None:
+def test_every_admin_operation_has_a_route() -> None:
     described = {route.path for route in build_route_table()}
     for name in (
         "status agents audit backups people people/link people/unlink pairing pairing/approve pairing/revoke schedules "
         "schedules/{id}/delete dead-letters dead-letters/replay memory/status memory/search memory/forget "
+        "memory/erasures "
         "memory/export memory/files memory/import memory/providers/{name}/resend memory/providers/{name}/backfill "
         "notes messages "
         "events entries chat-locations sessions sessions/{id} sessions/{id}/entries sessions/{id}/context "
@@ -72,7 +73,7 @@ def test_every_operation_of_control_has_a_route() -> None:
         assert f"/api/{name}" in described
 
 
-async def test_the_status_counts_and_does_not_list(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_the_status_response_contains_counts(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     await say(gateway, client, "hello")
     found = (await client.get("/api/status")).json()
     assert (found["role"], found["running"], found["pending"], found["dead_letters"]) == ("gateway", True, 0, 0)
@@ -83,7 +84,7 @@ async def test_the_status_counts_and_does_not_list(gateway: ApiGateway, client: 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-async def test_sessions_come_in_pages(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_sessions_are_listed_in_pages(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     made = [await say(gateway, client, "hello", chat=f"chat {number}") for number in range(5)]
     seen: list[str] = []
     after: str | None = ""
@@ -120,14 +121,14 @@ async def _has_title(gateway: ApiGateway, session: str) -> bool:
     return bool((await gateway.running.store.get_session(session)).title)
 
 
-async def test_erased_entries_are_gone(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_erased_entries_are_not_returned(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     session = await say(gateway, client, "my secret")
     done = (await client.post(f"/api/sessions/{session}/erase", json={"seqs": [1], "why": "asked"})).json()
     assert 1 in done["erased"]
     assert (await gateway.entries(session))[0]["body"] is None
 
 
-async def test_what_was_done_says_whether_it_was(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_a_response_reports_whether_anything_was_done(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     session = await say(gateway, client, "hello")
     assert (await client.post(f"/api/sessions/{session}/stop")).json()["done"] is False
     assert (await client.post(f"/api/sessions/{session}/undo", json={})).json()["done"] is True
@@ -137,9 +138,7 @@ async def test_what_was_done_says_whether_it_was(gateway: ApiGateway, client: ht
 # -- messages of a terminal --------------------------------------------------------------------------------------------
 
 
-async def test_a_terminals_message_goes_where_its_location_says(
-    gateway: ApiGateway, client: httpx2.AsyncClient
-) -> None:
+async def test_a_terminal_message_is_stored_under_its_address(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     location = (await client.get("/api/chat-locations?name=work&agent=coder")).json()
     assert (location["agent"], location["session"]) == ("coder", None)
     body = {
@@ -156,12 +155,12 @@ async def test_a_terminals_message_goes_where_its_location_says(
     assert (first.status_code, again.status_code, first.json()) == (202, 200, again.json())
     assert (await client.post("/api/messages", json={**body, "text": "other"})).status_code == 409
     entry = (await gateway.wait_until_idle(first.json()["session"]))[0]
-    assert (entry["author"], entry["body"]["origin"]["platform"]) == ("person:ada", "terminal")
+    assert (entry["author"], entry["body"]["origin"]["platform"]) == ("person:local:ada", "terminal")
     found = (await client.get("/api/chat-locations?name=work&agent=coder")).json()
     assert found["session"]["id"] == first.json()["session"]
 
 
-async def test_only_operators_speak_from_a_terminal(as_: As) -> None:
+async def test_only_operators_may_send_as_a_terminal(as_: As) -> None:
     body = {"location": {"origin": {"platform": "terminal", "chat": "x"}}, "text": "hello"}
     assert (await as_(ADA).post("/api/messages", json=body)).status_code == 403
 
@@ -169,7 +168,7 @@ async def test_only_operators_speak_from_a_terminal(as_: As) -> None:
 # -- dead letters, backups, memory -------------------------------------------------------------------------------------
 
 
-async def test_dead_letters_come_in_pages(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_dead_letters_are_listed_in_pages(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     session = await say(gateway, client, "hello")
     await give_up(gateway, session, 5)
     first = (await client.get("/api/dead-letters?limit=3")).json()
@@ -190,7 +189,7 @@ async def give_up(gateway: ApiGateway, session: str, count: int) -> None:
     await gateway.running.store.commit(change)
 
 
-async def test_a_copy_goes_to_a_path_only_for_commands_on_this_machine(
+async def test_only_commands_on_this_machine_may_choose_the_path_of_a_backup(
     gateway: ApiGateway, client: httpx2.AsyncClient, as_: As, tmp_path: Path
 ) -> None:
     await say(gateway, client, "hello")
@@ -205,7 +204,7 @@ async def test_a_copy_goes_to_a_path_only_for_commands_on_this_machine(
     assert (await local.create_backup(to=to))["path"] == to
 
 
-async def test_memory_goes_out_and_comes_in(gateway: ApiGateway, client: httpx2.AsyncClient, as_: As) -> None:
+async def test_memory_is_exported_and_imported(gateway: ApiGateway, client: httpx2.AsyncClient, as_: As) -> None:
     hers = (await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
     await gateway.wait_until_idle(hers)
     answer = await client.get("/api/memory/export?person=ada")
@@ -225,10 +224,25 @@ async def test_memory_goes_out_and_comes_in(gateway: ApiGateway, client: httpx2.
 async def test_people_are_linked_and_unlinked(client: httpx2.AsyncClient) -> None:
     link = {"identity": "telegram:77", "person": "ada"}
     assert (await client.post("/api/people/link", json=link)).json() == link
-    (ada,) = (await client.get("/api/people")).json()["people"]
-    assert (ada["configured"], ada["linked"]) == (["telegram:1001"], ["telegram:77"])
+    people = {it["name"]: it for it in (await client.get("/api/people")).json()["people"]}
+    proofs = {it["identity"]: it["proof"] for it in people["ada"]["identities"]}
+    assert proofs == {
+        "telegram:1001": "config",
+        "local:ada": "config",
+        "http:ada": "config",
+        "telegram:77": "operator",
+    }
     assert (await client.post("/api/people/unlink", json={"identity": "telegram:77"})).json() == link
-    assert (await client.post("/api/people/unlink", json={"identity": "telegram:77"})).status_code == 400
+    people = {it["name"]: it for it in (await client.get("/api/people")).json()["people"]}
+    assert "telegram:77" not in {it["identity"] for it in people["ada"]["identities"]}
+    assert (await client.post("/api/people/unlink", json={"identity": "telegram:78"})).status_code == 404
+    assert (await client.post("/api/people/unlink", json={"identity": "telegram:1001"})).status_code == 400
+    assert (await client.post("/api/people/link", json={**link, "person": "nobody"})).status_code == 404
+    named = await client.post("/api/people/name", json={"person": "telegram:77", "name": "grace"})
+    assert named.json()["name"] == "grace"
+    assert (await client.post("/api/people/name", json={"person": "telegram:77", "name": "ada"})).status_code == 400
+    events = (await client.get("/api/people/events?limit=1000")).json()["events"]
+    assert [it["action"] for it in events if it["identity"] == "telegram:77"][-3:] == ["linked", "unlinked", "linked"]
     assert (await client.post("/api/pairing/approve", json={"code": "AAAA-BBBB"})).status_code == 404
     assert (await client.post("/api/pairing/revoke", json={"identity": "telegram:9"})).status_code == 404
 
@@ -236,7 +250,9 @@ async def test_people_are_linked_and_unlinked(client: httpx2.AsyncClient) -> Non
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_is_followed_by_its_own_numbers(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_the_events_of_one_session_are_numbered_by_its_seq(
+    gateway: ApiGateway, client: httpx2.AsyncClient
+) -> None:
     for number in range(3):
         await say(gateway, client, "other", chat=f"other {number}")
     session = await say(gateway, client, "one")
@@ -248,7 +264,7 @@ async def test_a_session_is_followed_by_its_own_numbers(gateway: ApiGateway, cli
     assert [(event["seq"], event.id) for event in seen] == [(it["seq"], str(it["pos"])) for it in log[2:]]
 
 
-async def test_a_reset_says_that_the_deltas_before_it_are_void(
+async def test_a_reset_event_voids_the_deltas_before_it(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     tail = gateway.running.tail

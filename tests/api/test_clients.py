@@ -74,7 +74,7 @@ async def test_openai_python_calls_tools_through_the_agent_s_model(
     assert (made.function.name, json.loads(made.function.arguments)) == ("add", {"a": 1})
 
 
-async def test_openai_python_s_own_retries_say_nothing_twice(
+async def test_a_retry_of_openai_python_adds_no_second_message(
     gateway: ApiGateway, python: openai.AsyncOpenAI, model: ModelServer
 ) -> None:
     model.add_steps(make_rate_limit_failure("1"))
@@ -85,7 +85,7 @@ async def test_openai_python_s_own_retries_say_nothing_twice(
     assert (kinds.count("heard"), kinds.count("said")) == (1, 1)
 
 
-async def test_openai_python_understands_our_refusals(gateway: ApiGateway, python: openai.AsyncOpenAI) -> None:
+async def test_openai_python_parses_our_error_responses(gateway: ApiGateway, python: openai.AsyncOpenAI) -> None:
     messages: Any = [{"role": "user", "content": "x"}]
     with pytest.raises(openai.NotFoundError, match="there is no agent 'nobody'"):
         await python.chat.completions.create(model="nobody", messages=messages)

@@ -31,15 +31,15 @@ browser_only = [
 ]
 
 
-# -- what can be seen without a browser --------------------------------------------------------------------------------
+# -- without a browser -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_vendored_is_what_its_authors_published() -> None:
+def test_the_vendored_file_equals_the_published_one() -> None:
     assert hashlib.sha256((CONSOLE_DIRECTORY / "preact.js").read_bytes()).hexdigest() == PREACT
     assert "MIT" in (CONSOLE_DIRECTORY / "preact.LICENSE.txt").read_text()
 
 
-def test_the_console_needs_no_exception_from_the_policy() -> None:
+def test_the_console_needs_no_exception_in_the_content_security_policy() -> None:
     text = (CONSOLE_DIRECTORY / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|https?:", text)
     for path in CONSOLE_DIRECTORY.glob("*.js"):
@@ -48,11 +48,11 @@ def test_the_console_needs_no_exception_from_the_policy() -> None:
             assert not re.search(r"innerHTML|dangerouslySetInnerHTML|\beval\b|new Function|document\.write", source), (
                 path
             )
-            # it never takes the server's address from anywhere: all it asks is asked of where it came from
+            # it has no server address: every request goes to the page's own origin
             assert not re.findall(r"fetch\(\s*[\"'`](?!/)", source)
 
 
-async def test_the_files_are_given_once_and_confirmed_after(client: httpx2.AsyncClient) -> None:
+async def test_a_console_file_is_sent_once_and_then_revalidated(client: httpx2.AsyncClient) -> None:
     for name in ConsoleFiles().files:
         first = await client.get("/" if name == "index.html" else f"/static/{name}")
         assert first.status_code == 200, name
@@ -76,7 +76,7 @@ class ConsoleTab:
         page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
 
     def _said(self, message: Any) -> None:
-        # a connection that is refused while the gateway is away is no complaint of the page's
+        # a refused connection while the gateway is down is not an error of the page
         if message.type == "error" and "net::ERR_" not in message.text:
             self.complaints.append(message.text)
 
@@ -145,7 +145,7 @@ async def screen(browser: Any) -> AsyncIterator[ConsoleTab]:
 class TestInABrowser:
     pytestmark = browser_only
 
-    async def test_a_person_talks_and_sees_the_log_grow(
+    async def test_the_console_sends_messages_and_shows_new_entries(
         self, gateway: ApiGateway, screen: ConsoleTab, model: ModelServer
     ) -> None:
         await screen.open(gateway.url)
@@ -197,7 +197,7 @@ class TestInABrowser:
         finally:
             await gateway.close()
 
-    async def test_what_was_typed_survives_a_reload_and_is_said_once(
+    async def test_typed_text_survives_a_reload_and_is_sent_once(
         self, tmp_path: Path, screen: ConsoleTab, model: ModelServer
     ) -> None:
         gateway = ApiGateway(tmp_path, model)
@@ -225,7 +225,7 @@ class TestInABrowser:
             await screen.until("document.querySelectorAll('.sessions li').length === 2")
             await screen.page.click(".sessions li:last-child button")
             await screen.until("document.querySelector('li.person')?.innerText.includes('in one')")
-            # something elsewhere shows up by itself
+            # a session of another client appears without a reload
             await client.post("/api/messages", json={"chat": "three", "text": "elsewhere"})
             await screen.until("document.querySelectorAll('.sessions li').length === 3")
             assert "in one" in (await screen.texts("li.person"))[0]
@@ -286,7 +286,7 @@ class TestInABrowser:
             await context.close()
 
     @pytest.mark.parametrize("width, scheme", [(360, "dark"), (800, "light"), (1320, "dark")])
-    async def test_it_fits_and_follows_the_scheme(
+    async def test_the_console_fits_the_window_and_follows_the_color_scheme(
         self, browser: Any, gateway: ApiGateway, width: int, scheme: str
     ) -> None:
         context = await browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 700})
@@ -304,7 +304,7 @@ class TestInABrowser:
         assert await screen.page.locator(".log").is_visible()
         await context.close()
 
-    async def test_it_can_be_used_without_a_mouse_and_without_eyes(
+    async def test_the_console_works_with_a_keyboard_and_a_screen_reader(
         self, gateway: ApiGateway, screen: ConsoleTab
     ) -> None:
         await screen.open(gateway.url)
@@ -327,7 +327,7 @@ class TestInABrowser:
 @pytest.mark.browser
 @browser_only[1]
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.prove)])
-async def test_axe_finds_nothing_to_object_to(browser: Any, gateway: ApiGateway, node: Path, scheme: str) -> None:
+async def test_axe_reports_no_accessibility_problem(browser: Any, gateway: ApiGateway, node: Path, scheme: str) -> None:
     context = await browser.new_context(color_scheme=scheme, bypass_csp=True, viewport={"width": 1320, "height": 820})
     screen = ConsoleTab(await context.new_page())
     await screen.open(gateway.url)
@@ -341,6 +341,6 @@ async def test_axe_finds_nothing_to_object_to(browser: Any, gateway: ApiGateway,
     await context.close()
 
 
-def test_the_browser_s_absence_would_be_told() -> None:
+def test_a_missing_browser_is_reported_with_a_remedy() -> None:
     for mark in browser_only:
         assert mark.name == "browser" or "apt-get install chromium" in mark.kwargs["reason"]

@@ -20,7 +20,7 @@ from tests.waiting import LIMIT_SECONDS
 As = Callable[[str], httpx2.AsyncClient]
 
 
-async def test_every_entry_comes_the_moment_it_is_committed(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_every_entry_is_sent_as_soon_as_it_is_committed(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     async with listen_to_events(client) as events:
         hello = await anext(events)
         assert (hello.event, hello.id) == ("hello", "0")
@@ -32,7 +32,9 @@ async def test_every_entry_comes_the_moment_it_is_committed(gateway: ApiGateway,
     assert {event["session"] for event in found} == {where["session"]}
 
 
-async def test_without_a_last_id_a_stream_begins_now(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_a_stream_without_a_last_event_id_starts_at_the_end(
+    gateway: ApiGateway, client: httpx2.AsyncClient
+) -> None:
     where = (await client.post("/api/messages", json={"chat": "x", "text": "before"})).json()
     log = await gateway.wait_until_idle(where["session"])
     async with listen_to_events(client) as events:
@@ -42,7 +44,7 @@ async def test_without_a_last_id_a_stream_begins_now(gateway: ApiGateway, client
     assert [event["body"]["text"] for event in found] == ["after"]
 
 
-async def test_a_reply_is_seen_while_it_is_made_and_then_as_it_was_committed(
+async def test_a_reply_is_streamed_in_deltas_and_then_as_committed(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     model.add_steps(ModelServerReply(text="one two three four", pause_seconds=0.02))
@@ -95,7 +97,7 @@ async def test_a_client_that_reconnects_after_a_restart_misses_nothing(
         await gateway.stop()
 
 
-async def test_a_place_beyond_the_end_starts_at_the_end(client: httpx2.AsyncClient) -> None:
+async def test_a_last_event_id_beyond_the_end_starts_at_the_end(client: httpx2.AsyncClient) -> None:
     async with listen_to_events(client, **{"last-event-id": "999999"}) as events:
         hello = await anext(events)
         assert (hello.id, hello["end"]) == ("0", 0)
@@ -104,11 +106,11 @@ async def test_a_place_beyond_the_end_starts_at_the_end(client: httpx2.AsyncClie
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30])
-async def test_a_last_id_that_is_none_is_refused(client: httpx2.AsyncClient, last: str) -> None:
+async def test_an_invalid_last_event_id_is_refused(client: httpx2.AsyncClient, last: str) -> None:
     assert (await client.get("/api/events", headers={"last-event-id": last})).status_code == 400
 
 
-async def test_one_session_can_be_followed_alone(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_the_events_of_one_session_can_be_followed(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     wanted = (await client.post("/api/messages", json={"chat": "x", "text": "one"})).json()["session"]
     await gateway.wait_until_idle(wanted)
     async with listen_to_events(client, f"/api/events?session={wanted}") as events:
@@ -135,7 +137,7 @@ async def test_people_see_their_own_sessions_only(gateway: ApiGateway, as_: As, 
     assert "secret" not in str(seen)
 
 
-async def test_open_streams_do_not_hold_up_the_end(tmp_path: Path, model: ModelServer) -> None:
+async def test_open_streams_do_not_delay_the_shutdown(tmp_path: Path, model: ModelServer) -> None:
     gateway = ApiGateway(tmp_path, model)
     await gateway.start()
     async with gateway.client() as client:
@@ -148,7 +150,7 @@ async def test_open_streams_do_not_hold_up_the_end(tmp_path: Path, model: ModelS
             assert [event async for event in one] == []
 
 
-async def test_a_stream_that_is_not_read_costs_no_memory_and_no_piece_of_the_log() -> None:
+async def test_an_unread_stream_uses_no_memory_and_loses_no_entry() -> None:
     tail = LogTail()
     with tail.watch() as watch:
         for number in range(100_000):
@@ -158,7 +160,7 @@ async def test_a_stream_that_is_not_read_costs_no_memory_and_no_piece_of_the_log
     assert pieces[-1].text == "99999 "
 
 
-async def test_pieces_wake_watchers_of_growing_replies_without_reading_the_log() -> None:
+async def test_deltas_wake_watchers_of_growing_replies_without_reading_the_log() -> None:
     tail, heard = (
         LogTail(),
         EntryDraft(body=Heard(origin=ChatLocation(platform="http", chat="x"), text="x"), author="person:me"),
@@ -176,7 +178,7 @@ async def test_pieces_wake_watchers_of_growing_replies_without_reading_the_log()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 40])
-async def test_the_end_of_the_log_is_found(gateway: ApiGateway, count: int) -> None:
+async def test_the_end_pos_of_the_log_is_found(gateway: ApiGateway, count: int) -> None:
     store, tail = gateway.running.store, LogTail()
     for number in range(count):
         session = f"{number % 3:026d}"

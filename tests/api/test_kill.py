@@ -68,7 +68,7 @@ class EventReader:
 
 
 @pytest.mark.slow
-async def test_killed_again_and_again_with_callers_mid_stream(tmp_path: Path, model: ModelServer) -> None:
+async def test_repeated_kills_during_streams_lose_and_double_nothing(tmp_path: Path, model: ModelServer) -> None:
     model.default = ModelServerReply(text=TEXT, pause_seconds=0.01)
     gateway = GatewayProcess(tmp_path, configuration(model.openai))
     await gateway.start()
@@ -96,7 +96,7 @@ async def test_killed_again_and_again_with_callers_mid_stream(tmp_path: Path, mo
         released = {entry["op"] for entry in log if entry["kind"] == "ended" and entry["body"].get("outcome")}
         turns = [entry["op"] for entry in log if entry["kind"] == "began" and entry["op"] not in released]
         said = [entry for entry in log if entry["kind"] == "said"]
-        assert len(said) == len(turns), "every turn that was not given back said one thing"
+        assert len(said) == len(turns), "every turn that was not released has one reply"
         assert sorted(set(taken)) == [entry["seq"] for entry in log if entry["kind"] == "heard"]
         await wait_until(lambda: len(reader.seen) >= log[-1]["pos"])
         places = [event["pos"] for event in reader.seen]
@@ -120,7 +120,7 @@ async def run_kills(
 
 
 @pytest.mark.slow
-async def test_killed_between_callers_who_insist_and_a_model_that_is_ill(tmp_path: Path) -> None:
+async def test_kills_with_retrying_callers_and_model_faults_lose_and_double_nothing(tmp_path: Path) -> None:
     outcome = await run_kills(tmp_path, seed=1, kills=6)
     assert not outcome.failures, str(outcome)
     assert set(outcome.fault_counts) == set(http_trial.MODEL_FAULTS), str(outcome)
@@ -138,6 +138,8 @@ async def test_a_planted_bug_is_found(tmp_path: Path, bug: str) -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 100 + max(1, int(os.environ.get("EVERHOLD_KILLS", "1000")) // 50)))
-async def test_many_kills_between_callers_and_a_model(tmp_path: Path, seed: int) -> None:
+async def test_many_kills_with_retrying_callers_and_model_faults_lose_and_double_nothing(
+    tmp_path: Path, seed: int
+) -> None:
     outcome = await run_kills(tmp_path, seed=seed, kills=50)
     assert not outcome.failures, str(outcome)

@@ -25,7 +25,9 @@ async def remembering(gateway: ApiGateway, model: ModelServer) -> None:
     )
 
 
-async def test_one_sees_ones_own_and_an_operator_anybodys(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
+async def test_people_search_their_own_memory_and_operators_any_memory(
+    gateway: ApiGateway, model: ModelServer, as_: As
+) -> None:
     await remembering(gateway, model)
     ada, bob, boss = as_(ADA), as_(BOB), as_(OPERATOR)
     where = (await ada.post("/api/messages", json={"chat": "x", "text": "remember that I like green tea"})).json()
@@ -48,7 +50,7 @@ async def test_one_sees_ones_own_and_an_operator_anybodys(gateway: ApiGateway, m
     assert (await ada.get("/api/memory/search")).json()["memories"] == []
 
 
-async def test_an_answer_says_what_it_rested_on(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
+async def test_why_shows_the_sources_of_an_answer(gateway: ApiGateway, model: ModelServer, as_: As) -> None:
     await remembering(gateway, model)
     ada, bob = as_(ADA), as_(BOB)
     session = (await ada.post("/api/messages", json={"chat": "x", "text": "remember that I like green tea"})).json()[
@@ -59,7 +61,7 @@ async def test_an_answer_says_what_it_rested_on(gateway: ApiGateway, model: Mode
     await gateway.wait_until_idle(session, said=2)
     why = (await ada.get(f"/api/sessions/{session}/why")).json()
     assert [item["text"] for item in why["facts"]] == ["likes green tea"]
-    assert why["audience"] == ["person:ada"]
+    assert why["audience"] == ["person:http:ada"]
     assert (await bob.get(f"/api/sessions/{session}/why")).status_code == 404
     assert (await ada.get(f"/api/sessions/{session}/why", params={"at": 1})).status_code == 404
 
@@ -80,7 +82,7 @@ async def test_no_route_shows_another_persons_memory(gateway: ApiGateway, model:
     for path in pages:
         for params in ({}, wanted):
             assert "green tea" not in (await bob.get(path, params=params)).text, path
-    # and when he asks his agent
+    # also when Bob asks his agent
     answer = await bob.post(
         "/v1/chat/completions", json={"model": "main", "messages": [{"role": "user", "content": "tea?"}]}
     )
@@ -97,7 +99,7 @@ class Forgetful(MemoryProvider):
 """
 
 
-async def test_an_operator_may_have_a_memory_handed_again_what_it_was_handed(
+async def test_an_operator_can_resend_items_to_a_memory(
     gateway: ApiGateway, model: ModelServer, as_: As, tmp_path: Path
 ) -> None:
     (tmp_path / "forgetful").mkdir()

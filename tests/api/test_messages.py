@@ -35,7 +35,7 @@ async def test_a_message_is_committed_before_it_is_acknowledged(
     assert session["address"] == "agent:main:http:dm:x"
 
 
-async def test_a_repeat_is_recognised_and_another_text_is_refused(
+async def test_a_repeated_message_is_recognised_and_a_changed_text_is_refused(
     gateway: ApiGateway, client: httpx2.AsyncClient
 ) -> None:
     message = {"chat": "x", "text": "hello", "id": "m1"}
@@ -49,7 +49,7 @@ async def test_a_repeat_is_recognised_and_another_text_is_refused(
     assert [entry["body"]["text"] for entry in log if entry["kind"] == "heard"] == ["hello"]
 
 
-async def test_an_id_counts_within_its_chat_its_person_and_its_agent(client: httpx2.AsyncClient) -> None:
+async def test_a_message_id_is_unique_within_chat_person_and_agent(client: httpx2.AsyncClient) -> None:
     message = {"chat": "x", "text": "hello", "id": "m1"}
     places = [message, {**message, "chat": "y"}, {**message, "person": "ada"}, {**message, "agent": "coder"}]
     places += [{**message, "chat": "y", "person": "ada"}, {**message, "chat": "x", "person": "bob"}]
@@ -58,7 +58,7 @@ async def test_an_id_counts_within_its_chat_its_person_and_its_agent(client: htt
     assert len({answer.json()["session"] for answer in answers}) == len(places)
 
 
-async def test_messages_without_an_id_are_never_taken_for_each_other(client: httpx2.AsyncClient) -> None:
+async def test_messages_without_an_id_are_not_duplicates(client: httpx2.AsyncClient) -> None:
     answers = [await client.post("/api/messages", json={"chat": "x", "text": "same"}) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [202, 202, 202]
     assert len({answer.json()["seq"] for answer in answers}) == 3
@@ -82,7 +82,7 @@ async def test_messages_without_an_id_are_never_taken_for_each_other(client: htt
         (b"[" * 100_000, 400),
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_leaves_no_entry(
+async def test_an_invalid_message_is_refused_and_leaves_no_entry(
     gateway: ApiGateway, client: httpx2.AsyncClient, body: bytes, status: int
 ) -> None:
     answer = await client.post("/api/messages", content=body)
@@ -91,7 +91,7 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_entry(
     assert await gateway.running.store.read_feed() == []
 
 
-async def test_the_log_can_be_read_from_any_place_on(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_the_log_can_be_read_from_any_seq(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     where = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()
     log = await gateway.wait_until_idle(where["session"])
     assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
@@ -113,7 +113,9 @@ async def test_a_long_log_is_read_whole(gateway: ApiGateway, client: httpx2.Asyn
     assert len(log) > 1_200
 
 
-async def test_the_context_of_a_turn_is_shown_exactly(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_the_context_route_shows_exactly_what_the_model_got(
+    gateway: ApiGateway, client: httpx2.AsyncClient
+) -> None:
     where = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()
     log = await gateway.wait_until_idle(where["session"])
     thought = next(entry for entry in log if entry["kind"] == "thought")
@@ -126,7 +128,9 @@ async def test_the_context_of_a_turn_is_shown_exactly(gateway: ApiGateway, clien
     assert (await client.get(path, params={"at": 99})).status_code == 404
 
 
-async def test_a_note_is_for_the_last_speaker_however_long_ago(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_a_note_is_for_the_last_speaker_after_many_entries(
+    gateway: ApiGateway, client: httpx2.AsyncClient
+) -> None:
     session = (await client.post("/api/messages", json={"chat": "x", "text": "hello", "person": "bob"})).json()[
         "session"
     ]
@@ -147,8 +151,8 @@ async def test_a_note_is_for_the_last_speaker_however_long_ago(gateway: ApiGatew
         noted = (await gateway.entries(where))[seq - 1]["body"]
         assert (noted["text"], noted["stamp"]["person"], noted["stamp"]["audience"]) == (
             "likes tea",
-            "bob",
-            ["person:bob"],
+            "http:bob",
+            ["person:http:bob"],
         )
 
 
@@ -178,7 +182,7 @@ async def test_undo_stop_and_notes_are_in_the_log(
     await wait_until(lambda: is_("idle"))
 
 
-async def test_commands_work_as_in_any_chat(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_chat_commands_work_over_http(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     session = (await client.post("/api/messages", json={"chat": "x", "text": "/whoami"})).json()["session"]
 
     async def told() -> bool:
@@ -212,11 +216,11 @@ async def test_a_tool_call_of_the_model_is_in_the_log(
 # -- people ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_token_pins_the_speaker(gateway: ApiGateway, as_: As) -> None:
+async def test_a_token_determines_the_speaker(gateway: ApiGateway, as_: As) -> None:
     where = (await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello"})).json()
     heard = (await gateway.wait_until_idle(where["session"]))[0]
-    assert heard["author"] == "person:ada"
-    assert heard["body"]["stamp"]["audience"] == ["person:ada"]
+    assert heard["author"] == "person:http:ada"
+    assert heard["body"]["stamp"]["audience"] == ["person:http:ada"]
     other = await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello", "person": "bob"})
     assert other.status_code == 403
     own = await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello", "person": "ada"})
@@ -225,7 +229,7 @@ async def test_a_token_pins_the_speaker(gateway: ApiGateway, as_: As) -> None:
     assert on_behalf.json()["session"] == where["session"]
 
 
-async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gateway: ApiGateway, as_: As) -> None:
+async def test_two_people_with_the_same_chat_name_have_separate_sessions(gateway: ApiGateway, as_: As) -> None:
     ada, bob, boss = as_(ADA), as_(BOB), as_(OPERATOR)
     hers = (await ada.post("/api/messages", json={"chat": "x", "text": "mine"})).json()["session"]
     his = (await bob.post("/api/messages", json={"chat": "x", "text": "mine"})).json()["session"]
@@ -254,7 +258,7 @@ async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gatew
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nobody here says how much memory a process has")
 @pytest.mark.parametrize("chats", [1, 10_000])
-async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tmp_path: Path, chats: int) -> None:
+async def test_ten_thousand_waiting_messages_are_answered_in_bounded_memory(tmp_path: Path, chats: int) -> None:
     """Many messages, in one chat or in one chat each, wait in the log and not in memory."""
     model = ModelServer(key=MODEL_KEY)
     released = model.hold()

@@ -50,7 +50,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-async def test_no_route_is_open_to_the_outside(gateway: ApiGateway, how: str) -> None:
+async def test_every_route_needs_a_token_from_another_machine(gateway: ApiGateway, how: str) -> None:
     routes = table(gateway)
     assert len(routes) > 15
     async with gateway.client(**ELSEWHERE, **WRONG[how]) as client:
@@ -61,19 +61,19 @@ async def test_no_route_is_open_to_the_outside(gateway: ApiGateway, how: str) ->
     assert await gateway.running.store.read_feed() == []
 
 
-async def test_the_walk_would_find_an_open_route(gateway: ApiGateway) -> None:
+async def test_the_route_check_would_find_an_open_route(gateway: ApiGateway) -> None:
     async with gateway.client(OPERATOR) as client:
         assert (await client.get("/health")).status_code == 200
 
 
 @pytest.mark.parametrize("token", [ADA, BOB])
-async def test_what_is_for_operators_is_refused_to_others(as_: As, token: str) -> None:
+async def test_routes_for_operators_are_refused_to_people(as_: As, token: str) -> None:
     for method, path in (("GET", "/api/dead-letters"), ("POST", "/api/dead-letters/replay"), ("GET", "/metrics")):
         assert (await as_(token).request(method, path)).status_code == 403
         assert (await as_(OPERATOR).request(method, path)).status_code == 200
 
 
-async def test_every_route_for_operators_is_closed_to_others(gateway: ApiGateway, as_: As) -> None:
+async def test_every_route_for_operators_is_refused_to_people(gateway: ApiGateway, as_: As) -> None:
     routes = gateway.web.guard.inner_app
     assert isinstance(routes, RouteDispatcher)
     closed = [route for route in routes.table if route.operator]
@@ -86,7 +86,7 @@ async def test_every_route_for_operators_is_closed_to_others(gateway: ApiGateway
     assert not [path for path in open_to_all if re.search("status|agents|people|pairing|schedules|audit|backups", path)]
 
 
-async def test_a_browser_elsewhere_is_asked_for_the_token_and_may_give_it(gateway: ApiGateway) -> None:
+async def test_a_browser_on_another_machine_can_enter_the_token(gateway: ApiGateway) -> None:
     async with gateway.client(**ELSEWHERE, accept="text/html") as client:
         answer = await client.get("/")
         assert answer.headers["www-authenticate"].startswith("Basic ")
@@ -94,7 +94,7 @@ async def test_a_browser_elsewhere_is_asked_for_the_token_and_may_give_it(gatewa
         assert answer.status_code == 200
 
 
-async def test_a_changed_token_counts_at_the_next_request(gateway: ApiGateway, as_: As) -> None:
+async def test_a_changed_token_applies_to_the_next_request(gateway: ApiGateway, as_: As) -> None:
     new = "new-token-" + "7" * 40
     old = as_(OPERATOR)
     assert (await old.get("/metrics")).status_code == 200
@@ -103,7 +103,7 @@ async def test_a_changed_token_counts_at_the_next_request(gateway: ApiGateway, a
     assert (await as_(new).get("/metrics")).status_code == 200
 
 
-async def test_a_token_whose_secret_is_missing_or_empty_opens_nothing(gateway: ApiGateway) -> None:
+async def test_a_token_whose_secret_is_missing_or_empty_gives_no_access(gateway: ApiGateway) -> None:
     gateway.home.env.write_text(SECRETS.replace(f"TOKEN_BOSS={OPERATOR}", "TOKEN_BOSS="))
     for given in ("Bearer", "Bearer None", "Bearer ***", f"Bearer {OPERATOR}"):
         async with gateway.client(**ELSEWHERE, authorization=given) as client:
@@ -114,14 +114,16 @@ async def test_a_token_whose_secret_is_missing_or_empty_opens_nothing(gateway: A
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.1:8765", "LOCALHOST:1", "127.8.9.1", "[::1]:8765"])
-async def test_this_machine_needs_no_token(client: httpx2.AsyncClient, host: str) -> None:
+async def test_callers_on_this_machine_need_no_token(client: httpx2.AsyncClient, host: str) -> None:
     assert (await client.get("/metrics", headers={"host": host})).status_code == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.1.2", "0.0.0.0", "", "[::2]"]
 )
-async def test_a_name_that_was_bent_to_this_machine_does_need_one(client: httpx2.AsyncClient, host: str) -> None:
+async def test_a_foreign_host_name_that_resolves_to_this_machine_needs_a_token(
+    client: httpx2.AsyncClient, host: str
+) -> None:
     assert (await client.get("/metrics", headers={"host": host})).status_code == 401
 
 
@@ -130,24 +132,26 @@ async def test_a_name_that_was_bent_to_this_machine_does_need_one(client: httpx2
     "X-Forwarded-For X-Forwarded-Host X-Forwarded-Proto X-Forwarded-Anything Forwarded Via X-Real-IP True-Client-IP "
     "CF-Connecting-IP CF-Ray X-Client-IP X-Original-URL Fly-Client-IP X-Envoy-External-Address".split(),
 )
-async def test_what_was_forwarded_is_not_from_this_machine(client: httpx2.AsyncClient, header: str) -> None:
+async def test_a_forwarded_request_is_not_from_this_machine(client: httpx2.AsyncClient, header: str) -> None:
     assert (await client.get("/metrics", headers={header: "127.0.0.1"})).status_code == 401
     assert (await client.get("/metrics", headers={header: ""})).status_code == 401
 
 
-async def test_a_silent_proxy_is_recognised_by_its_old_http(gateway: ApiGateway) -> None:
+async def test_an_http_1_0_request_is_treated_as_forwarded(gateway: ApiGateway) -> None:
     answer = await raw(gateway, b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 401")
 
 
-def test_loopback_is_what_the_machine_means_by_it() -> None:
+def test_only_loopback_addresses_are_loopback() -> None:
     assert all(map(is_loopback_host, ("127.0.0.1", "127.255.0.3", "::1", "::ffff:127.0.0.1", "localhost")))
     assert not any(
         map(is_loopback_host, ("", "0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.", "1", "2130706433"))
     )
 
 
-async def test_any_key_will_do_at_this_machine_but_a_known_one_decides_who_speaks(gateway: ApiGateway) -> None:
+async def test_an_unknown_key_is_ignored_on_this_machine_and_a_known_key_determines_the_speaker(
+    gateway: ApiGateway,
+) -> None:
     async with gateway.client(authorization="Bearer sk-none") as client:
         assert (await client.get("/metrics")).status_code == 200
     async with gateway.client(authorization=f"Bearer {ADA}") as client:
@@ -155,7 +159,7 @@ async def test_any_key_will_do_at_this_machine_but_a_known_one_decides_who_speak
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2"])
-async def test_listening_beyond_this_machine_without_a_token_does_not_start(
+async def test_a_gateway_that_listens_beyond_this_machine_without_a_token_does_not_start(
     tmp_path: Path, model: ModelServer, host: str
 ) -> None:
     gateway = ApiGateway(tmp_path, model)
@@ -164,7 +168,7 @@ async def test_listening_beyond_this_machine_without_a_token_does_not_start(
         load_home_settings(gateway.home, environ={})
 
 
-# -- pages of others ---------------------------------------------------------------------------------------------------
+# -- other origins -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ async def test_listening_beyond_this_machine_without_a_token_does_not_start(
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
     ],
 )
-async def test_web_pages_of_other_origins_can_neither_read_nor_write(
+async def test_pages_of_other_origins_can_neither_read_nor_write(
     gateway: ApiGateway, client: httpx2.AsyncClient, headers: dict[str, str]
 ) -> None:
     for token in ({}, {"authorization": f"Bearer {OPERATOR}"}):
@@ -209,7 +213,7 @@ def test_no_cross_origin_permission_is_ever_given() -> None:
     assert not is_forwarded(head)
 
 
-async def test_every_answer_carries_the_strict_headers(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_every_response_carries_the_strict_headers(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     answers = [await client.get(path) for path in ("/", "/api/sessions", "/nowhere", "/static/app.js", "/metrics")]
     async with gateway.client(**ELSEWHERE) as outside:
         answers.append(await outside.get("/"))
@@ -223,7 +227,7 @@ async def test_every_answer_carries_the_strict_headers(gateway: ApiGateway, clie
         assert "server" not in answer.headers
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------
+# -- size and time limits ----------------------------------------------------------------------------------------------
 
 
 async def raw(gateway: ApiGateway, data: bytes, *, seconds: float = LIMIT_SECONDS) -> bytes:
@@ -239,7 +243,7 @@ async def raw(gateway: ApiGateway, data: bytes, *, seconds: float = LIMIT_SECOND
         writer.close()
 
 
-async def test_a_length_of_very_many_digits_is_refused_like_any_other(gateway: ApiGateway) -> None:
+async def test_a_content_length_with_very_many_digits_is_refused(gateway: ApiGateway) -> None:
     head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"0" * 5_000 + b"2\r\n\r\n{}"
     assert (await raw(gateway, head)).startswith(b"HTTP/1.1 413 ")
     assert "ValueError" not in gateway.log.getvalue()
@@ -253,7 +257,7 @@ async def test_a_body_that_is_too_large_is_refused(gateway: ApiGateway, headers:
     assert await gateway.running.store.read_feed() == []
 
 
-async def test_a_body_of_almost_a_megabyte_is_heard(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_a_body_of_almost_a_megabyte_is_accepted(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     body = b'{"chat":"x","text":"' + b"a" * ((1 << 20) - 22) + b'"}'
     assert len(body) == 1 << 20
     assert (await client.post("/api/messages", content=body)).status_code == 202
@@ -265,7 +269,7 @@ def rss() -> int:
 
 
 @pytest.mark.parametrize("headers", [b"", b"X-Forwarded-For: 1.2.3.4\r\n"], ids=["here", "elsewhere"])
-async def test_a_body_without_end_is_cut_off_without_being_kept(gateway: ApiGateway, headers: bytes) -> None:
+async def test_an_endless_body_is_cut_off_and_not_kept(gateway: ApiGateway, headers: bytes) -> None:
     head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n" + headers + b"\r\n"
     piece = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
     before, sent = rss(), 0
@@ -278,12 +282,12 @@ async def test_a_body_without_end_is_cut_off_without_being_kept(gateway: ApiGate
                 await writer.drain()
                 sent += len(piece)
     writer.close()
-    assert sent < 200 << 20, "nobody stopped it"
+    assert sent < 200 << 20, "the gateway did not stop the body"
     assert rss() - before < 20 << 20
     assert await gateway.running.store.read_feed() == []
 
 
-async def test_a_body_that_comes_too_slowly_is_given_up(gateway: ApiGateway) -> None:
+async def test_a_body_that_arrives_too_slowly_is_refused(gateway: ApiGateway) -> None:
     gateway.web.guard.body_seconds = 0.2
     head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30\r\n\r\n{"
     answer = await raw(gateway, head)
@@ -292,23 +296,31 @@ async def test_a_body_that_comes_too_slowly_is_given_up(gateway: ApiGateway) -> 
 
 
 async def test_two_hundred_slow_callers_do_not_block_others(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
-    # were one of them waited for, it would be longer than our own client waits
-    gateway.web.guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS
+    # if the gateway waited for one of them, our own client would time out
+    guard = gateway.web.guard
+    guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS
+    known, stranger = (
+        b"POST /api/messages HTTP/1.1\r\nHost: %b\r\nContent-Length: 1000\r\n" % host
+        for host in (b"127.0.0.1", b"evil.example")
+    )
+    beginnings = [known + b"\r\n{"] * 60 + [stranger + b"\r\n{"] * 70 + [known, stranger] * 35
     slow: list[asyncio.StreamWriter] = []
     try:
-        for number in range(200):
+        for beginning in beginnings:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             slow.append(writer)
-            head = b"POST /api/messages HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1000\r\n"
-            writer.write(head if number % 2 else head + b"\r\n{")
-        await asyncio.sleep(0)
+            writer.write(beginning)
+        # all of them have arrived: 60 are read from, and 70 are refused
+        await wait_until(lambda: guard.arriving == 60 and sum(guard.response_counts.values()) == 70)
         assert (await client.get("/health")).status_code == 200
+        posted = await client.post("/api/messages", json={"chat": "x", "text": "a"})
+        assert posted.status_code == 202
     finally:
         for writer in slow:
             writer.close()
 
 
-async def test_who_never_comes_to_the_point_is_hung_up_on(tmp_path: Path, model: ModelServer) -> None:
+async def test_a_connection_without_a_complete_request_is_closed(tmp_path: Path, model: ModelServer) -> None:
     gateway = ApiGateway(tmp_path, model)
     await gateway.start()
     gateway.web.sweep_seconds = 0.05
@@ -318,15 +330,15 @@ async def test_who_never_comes_to_the_point_is_hung_up_on(tmp_path: Path, model:
         gateway.web.idle_seconds = 0.2
         for beginning in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
             assert await raw(gateway, beginning) == b""
-        gateway.web.idle_seconds = LIMIT_SECONDS  # however slowly this machine sends the next
+        gateway.web.idle_seconds = LIMIT_SECONDS  # even if this machine sends the next byte slowly
         await client.post("/api/messages", json={"chat": "x", "text": "a"})
         async with asyncio.timeout(LIMIT_SECONDS):
             while "heard" not in await anext(lines):
-                pass  # a stream is no idle connection
+                pass  # an open stream is not idle
     await gateway.stop()
 
 
-async def test_who_asks_again_and_again_is_not_hung_up_on(
+async def test_a_connection_with_repeated_requests_stays_open(
     tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = 0.0
@@ -337,7 +349,7 @@ async def test_who_asks_again_and_again_is_not_hung_up_on(
     gateway.web.sweep_seconds = 0.01
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
-        for _ in range(30):  # at rest nearly always, and for longer than anybody may be silent
+        for _ in range(30):  # mostly idle, and in total for longer than the idle limit
             writer.write(b"GET /api/me HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             async with asyncio.timeout(LIMIT_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -350,9 +362,9 @@ async def test_who_asks_again_and_again_is_not_hung_up_on(
         await gateway.stop()
 
 
-async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_at_most_sixty_four_requests_are_read_at_once(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     guard = gateway.web.guard
-    guard.body_seconds = 10 * LIMIT_SECONDS  # nobody is given up before all are there
+    guard.body_seconds = 10 * LIMIT_SECONDS  # no connection is closed before all are open
     slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]
     try:
         for _, writer in slow:
@@ -368,7 +380,7 @@ async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: ApiGatew
 
 
 @pytest.mark.parametrize("beginning", [b"GET /health", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: ", b"\r\n"])
-async def test_a_head_without_end_is_refused(gateway: ApiGateway, beginning: bytes) -> None:
+async def test_an_endless_request_head_is_refused(gateway: ApiGateway, beginning: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     sent = 0
     with contextlib.suppress(ConnectionError):
@@ -400,14 +412,14 @@ SMUGGLED = (
 
 
 @pytest.mark.parametrize("rest", SMUGGLED)
-async def test_a_request_that_can_be_read_two_ways_is_refused(gateway: ApiGateway, rest: bytes) -> None:
+async def test_an_ambiguous_request_length_is_refused(gateway: ApiGateway, rest: bytes) -> None:
     head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
     answer = await raw(gateway, head + rest)
     assert answer.startswith(b"HTTP/1.1 400"), answer
     assert b'"error"' not in answer, "no request may have come of it"
 
 
-async def test_doubled_headers_that_decide_something_are_refused(gateway: ApiGateway) -> None:
+async def test_duplicate_security_headers_are_refused(gateway: ApiGateway) -> None:
     for doubled in (b"Host: evil.example", b"Authorization: Bearer x\r\nAuthorization: Bearer y"):
         answer = await raw(gateway, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + doubled + b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400"), answer[:100]
@@ -419,11 +431,12 @@ async def test_a_web_socket_is_not_opened(gateway: ApiGateway) -> None:
     assert (await raw(gateway, head)).startswith(b"HTTP/1.1 403")
 
 
-# -- how often ---------------------------------------------------------------------------------------------------------
+# -- rate limits -------------------------------------------------------------------------------------------------------
 
 
-async def test_guessing_is_stopped_whatever_headers_a_guess_carries(gateway: ApiGateway) -> None:
+async def test_token_guessing_is_rate_limited_whatever_its_headers(gateway: ApiGateway) -> None:
     seen: list[int] = []
+    began = time.monotonic()
     async with gateway.client() as client:
         for number in range(300):
             headers = {
@@ -437,16 +450,17 @@ async def test_guessing_is_stopped_whatever_headers_a_guess_carries(gateway: Api
                 "idempotency-key": str(number),
             }
             seen.append((await client.get("/api/sessions", headers=headers)).status_code)
-        assert seen.count(401) <= 15
-        assert set(seen[20:]) <= {429, 401}
-        assert seen[-1] == 429
-        # a right token that nobody has used from there yet is not even looked at, and everybody here works on
+        rate = guard_module.GUESS_RATE  # on a busy machine the requests take longer, and more of them are allowed
+        assert seen.count(401) <= rate.burst + 1 + rate.per_second * (time.monotonic() - began)
+        assert set(seen) == {429, 401}
+        assert (rate.burst, rate.per_second) == (10, 1 / 6)
+        # a valid token that was not used from there before is not checked; callers on this machine continue
         late = {**ELSEWHERE, "authorization": f"Bearer {OPERATOR}"}
         assert (await client.get("/api/sessions", headers=late)).status_code == 429
         assert (await client.get("/api/sessions")).status_code == 200
 
 
-async def test_guessing_does_not_lock_out_who_is_known_there(gateway: ApiGateway, as_: As) -> None:
+async def test_token_guessing_does_not_lock_out_a_known_caller(gateway: ApiGateway, as_: As) -> None:
     ada = as_(ADA)
     assert (await ada.get("/api/sessions")).status_code == 200
     async with gateway.client(**ELSEWHERE) as client:
@@ -455,14 +469,36 @@ async def test_guessing_does_not_lock_out_who_is_known_there(gateway: ApiGateway
     assert (await ada.get("/api/sessions")).status_code == 200
 
 
-async def test_one_account_cannot_use_up_the_share_of_another(gateway: ApiGateway, as_: As) -> None:
+async def ask_from(gateway: ApiGateway, peer: str) -> int:
+    """Send a request without a token from another machine, and return the status of its answer."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/health", "http_version": "1.1", "client": (peer, 1)}
+    await gateway.web.guard({**scope, "headers": [(b"host", b"gateway.example")]}, receive, send)
+    return int(sent[0]["status"])
+
+
+async def test_one_machine_cannot_use_up_the_share_of_another(gateway: ApiGateway) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while await ask_from(gateway, "203.0.113.1") != 429:
+            pass
+    assert await ask_from(gateway, "203.0.113.2") == 401
+
+
+async def test_one_account_cannot_use_up_the_rate_limit_of_another(gateway: ApiGateway, as_: As) -> None:
     ada = as_(ADA)
     gateway.web.guard.token_buckets = RateLimitBuckets(RateLimit(burst=5, per_second=0.001), monotonic=time.monotonic)
     assert [(await ada.get("/health")).status_code for _ in range(7)] == [200] * 5 + [429] * 2
     assert (await as_(BOB).get("/health")).status_code == 200
 
 
-def test_a_bucket_refills_with_time_and_not_by_asking() -> None:
+def test_a_rate_limit_refills_with_time_and_not_with_requests() -> None:
     now = 0.0
     buckets = RateLimitBuckets(RateLimit(burst=2, per_second=0.5), monotonic=lambda: now)
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 2, 2]
@@ -473,16 +509,16 @@ def test_a_bucket_refills_with_time_and_not_by_asking() -> None:
     assert [buckets.take("a"), buckets.take("a")] == [0, 2]
 
 
-def test_an_ipv6_subscriber_is_one_peer() -> None:
+def test_an_ipv6_network_counts_as_one_peer() -> None:
     assert get_peer_network("2001:db8:1:2::1") == get_peer_network("2001:db8:1:2:ffff::9")
     assert get_peer_network("2001:db8:1:2::1") != get_peer_network("2001:db8:1:3::1")
     assert get_peer_network("::ffff:192.0.2.1") == get_peer_network("192.0.2.1")
 
 
-# -- what never gets out -----------------------------------------------------------------------------------------------
+# -- secrets and internal errors ---------------------------------------------------------------------------------------
 
 
-async def test_no_secret_is_in_any_answer_or_line(
+async def test_no_secret_is_in_any_response_or_log_line(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     model.add_steps(VendorFailure(kind="unauthorized"), VendorFailure(kind="unauthorized"))
@@ -504,7 +540,7 @@ async def test_no_secret_is_in_any_answer_or_line(
         assert not [text for text in kept if secret in text]
 
 
-async def test_a_fault_of_ours_is_told_without_its_details(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_an_internal_error_is_reported_without_details(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     routes = gateway.web.guard.inner_app
     assert isinstance(routes, RouteDispatcher)
     matcher, route = routes._routes[0]

@@ -93,7 +93,7 @@ async def only_session(client: httpx2.AsyncClient) -> str:
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_only_what_follows_the_last_assistant_message_is_heard(
+async def test_only_messages_after_the_last_assistant_message_are_heard(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     named = {"x-everhold-session": "work"}
@@ -106,11 +106,11 @@ async def test_only_what_follows_the_last_assistant_message_is_heard(
     assert heard(log) == ["my name is Ada", "who am I?"]
     assert "root user" not in json.dumps(log), "a forged history is not believed"
     texts = [message["content"] for message in model.last_request.json["messages"]]
-    assert "my name is Ada" in texts, "the log's own history is what the model sees"
+    assert "my name is Ada" in texts, "the model gets the history of the log"
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_a_stream_ends_with_what_was_committed(
+async def test_a_stream_ends_with_the_committed_text(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     model.add_steps(ModelServerReply(text="one two three", pause_seconds=0.02))
@@ -121,7 +121,7 @@ async def test_a_stream_ends_with_what_was_committed(
     assert said(log) == ["one two three"]
 
 
-async def test_the_session_and_api_messages_are_one_conversation(
+async def test_openai_requests_and_api_messages_share_a_session(
     gateway: ApiGateway, client: httpx2.AsyncClient
 ) -> None:
     path = KINDS[0]
@@ -139,33 +139,33 @@ async def test_several_new_messages_are_heard_together(gateway: ApiGateway, clie
     assert "evil" not in json.dumps(log)
 
 
-async def test_only_operators_speak_for_others(gateway: ApiGateway, as_: As) -> None:
+async def test_only_operators_may_send_for_other_people(gateway: ApiGateway, as_: As) -> None:
     path, headers = KINDS[0], {"x-everhold-session": "x", "x-everhold-person": "bob"}
     assert (await as_(ADA).post(path, json=asking(path, "hi"), headers=headers)).status_code == 403
     assert await gateway.running.store.read_feed() == []
     assert (await as_(OPERATOR).post(path, json=asking(path, "hi"), headers=headers)).status_code == 200
-    assert (await gateway.running.store.read_feed())[0].author == "person:bob"
+    assert (await gateway.running.store.read_feed())[0].author == "person:http:bob"
 
 
-async def test_an_agent_that_is_not_there_is_named(client: httpx2.AsyncClient) -> None:
+async def test_an_unknown_agent_is_named_in_the_error(client: httpx2.AsyncClient) -> None:
     answer = await client.post(KINDS[0], json={**asking(KINDS[0], "hi"), "model": "gpt-9"})
     assert answer.status_code == 404
     assert "main" in answer.json()["error"]["remedy"]
 
 
-async def test_the_agents_are_the_models(client: httpx2.AsyncClient) -> None:
+async def test_agents_are_listed_as_models(client: httpx2.AsyncClient) -> None:
     assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["coder", "main"]
     assert (await client.get("/v1/models/coder")).json()["id"] == "coder"
     assert (await client.get("/v1/models/nobody")).status_code == 404
 
 
-async def test_a_command_is_answered_like_anything_else(client: httpx2.AsyncClient) -> None:
+async def test_a_chat_command_is_answered_like_a_message(client: httpx2.AsyncClient) -> None:
     answer = await client.post(KINDS[0], json=asking(KINDS[0], "/whoami"), headers={"x-everhold-session": "x"})
     assert text_of(answer).startswith("You are ")
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_another_model_is_chosen_and_answers(
+async def test_a_request_can_choose_another_model(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     second = f"  second: {{provider: openai, base_url: {model.openai}, name: second, api_key_env: MODEL_KEY}}\n"
@@ -188,7 +188,9 @@ async def test_another_model_is_chosen_and_answers(
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_a_retry_gets_the_new_answer(client: httpx2.AsyncClient, model: ModelServer, path: str) -> None:
+async def test_the_retry_command_returns_the_new_answer(
+    client: httpx2.AsyncClient, model: ModelServer, path: str
+) -> None:
     model.add_steps(ModelServerReply(text="one"), ModelServerReply(text="two"), ModelServerReply(text="three"))
     headers = {"x-everhold-session": "x"}
     assert text_of(await client.post(path, json=asking(path, "a number"), headers=headers)) == "one"
@@ -200,7 +202,7 @@ async def test_a_retry_gets_the_new_answer(client: httpx2.AsyncClient, model: Mo
 
 
 @pytest.mark.parametrize("how", ["command", "config", "restart"])
-async def test_a_wait_that_one_model_asked_for_does_not_hold_up_another(
+async def test_the_retry_delay_of_one_model_does_not_delay_another(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, how: str
 ) -> None:
     second = f"  second: {{provider: openai, base_url: {model.openai}, name: second, api_key_env: MODEL_KEY}}\n"
@@ -210,7 +212,7 @@ async def test_a_wait_that_one_model_asked_for_does_not_hold_up_another(
     headers = {"x-everhold-session": "x", "idempotency-key": "k1"}
     assert (await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers=headers)).status_code == 503
     session = await only_session(client)
-    # an edit that is about something else, and a new life, shorten nothing
+    # neither an unrelated edit nor a restart shortens the delay
     gateway.configure(gateway.home.config.read_text().replace("a test", "another test"))
     await gateway.stop()
     await gateway.start()
@@ -230,7 +232,7 @@ async def test_a_wait_that_one_model_asked_for_does_not_hold_up_another(
 
 
 @pytest.mark.parametrize("about", [OUTAGE_NOTICE, "model"])
-async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about: str) -> None:
+async def test_a_notice_about_an_outage_is_not_an_answer(about: str) -> None:
     reader = reply_wait._ReplyReader("s", 1)
     told = Notified(text="The model cannot be reached right now.", about=about)
 
@@ -297,13 +299,13 @@ async def test_a_caller_that_reconnects_reads_a_growing_reply_once_from_its_star
     assert len(model.requests) == 1
 
 
-def test_words_that_do_not_go_on_where_the_reader_is_are_left_to_the_record() -> None:
+def test_text_with_a_gap_is_not_streamed_and_the_committed_reply_is() -> None:
     tail, reader, ink = LogTail(), reply_wait._ReplyReader("s", 1), ReplyWriter()
     reader.op = 2
     with tail.watch("s") as watch:
         tail.on_reply_text("s", 2, "zero ")
         reader.pieces += watch.take_pieces()
-        for number in range(MAX_PIECES + 5):  # more than a reader that does not keep up can have waiting
+        for number in range(MAX_PIECES + 5):  # more than the queue of a slow reader holds
             tail.on_reply_text("s", 2, f"{number} ")
         reader.pieces += watch.take_pieces()
     words = "zero " + "".join(f"{number} " for number in range(MAX_PIECES + 5))
@@ -327,7 +329,7 @@ async def test_a_caller_without_a_stream_is_woken_once_for_the_answer(
 
     monkeypatch.setattr(gateway.running.store, "list_entries", counted)
     model.add_steps(ModelServerReply(text="one two three four", pause_seconds=0.02))
-    monkeypatch.setattr(reply_wait, "POLL_SECONDS", 10 * LIMIT_SECONDS)  # it is told: it need not find out by itself
+    monkeypatch.setattr(reply_wait, "POLL_SECONDS", 10 * LIMIT_SECONDS)  # the caller is notified and need not poll
     found = await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers={"x-everhold-session": "x"})
     assert text_of(found) == "one two three four"
     assert len(looks) == 2
@@ -349,7 +351,7 @@ async def test_a_caller_that_does_not_wait_is_answered_once(
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_a_key_makes_a_repeat_harmless(
+async def test_an_idempotency_key_makes_a_repeat_harmless(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     headers = {"x-everhold-session": "x", "idempotency-key": "k1"}
@@ -364,7 +366,7 @@ async def test_a_key_makes_a_repeat_harmless(
     assert (heard(log), len(model.requests)) == (["hi"], 1)
 
 
-async def test_a_client_that_repeats_by_itself_is_recognised(
+async def test_the_automatic_retry_of_a_client_is_recognised(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     path, body = KINDS[0], asking(KINDS[0], "hi")
@@ -376,14 +378,14 @@ async def test_a_client_that_repeats_by_itself_is_recognised(
     assert heard(await gateway.wait_until_idle(await only_session(client), said=2)) == ["hi", "hi"], "a new one is new"
 
 
-async def test_what_was_answered_a_while_ago_is_not_repeated_but_said_again(
+async def test_a_retry_after_the_repeat_window_is_a_new_message(
     gateway: ApiGateway, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body = KINDS[0], asking(KINDS[0], "yes")
     headers = {"x-everhold-session": "x", "x-stainless-retry-count": "0"}
     await client.post(path, json=body, headers=headers)
     monkeypatch.setattr(asking_, "REPEAT_SECONDS", 0.0)
-    # what was sent first never arrived: the gateway was being started
+    # as if the first request had never arrived
     await client.post(path, json=body, headers={**headers, "x-stainless-retry-count": "1"})
     assert heard(await gateway.wait_until_idle(await only_session(client), said=2)) == ["yes", "yes"]
 
@@ -401,7 +403,7 @@ async def test_a_repeat_is_recognised_after_many_other_entries(
     assert heard(log) == ["first", "second", "third"]
 
 
-async def test_while_the_model_is_down_the_message_is_kept_and_the_key_gets_its_answer(
+async def test_a_message_during_an_outage_is_kept_and_answered_under_its_key(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     model.add_steps(make_rate_limit_failure("1"))
@@ -420,7 +422,7 @@ async def test_while_the_model_is_down_the_message_is_kept_and_the_key_gets_its_
     assert heard(await gateway.entries(session)) == ["hi"]
 
 
-async def test_a_model_that_dies_mid_stream_and_is_asked_again_ends_in_one_reply(
+async def test_a_model_that_dies_mid_stream_and_is_retried_gives_one_reply(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     gateway.configure(gateway.home.config.read_text() + "defaults: {fallback: [fake2]}\n")
@@ -465,7 +467,7 @@ async def test_a_caller_that_waits_for_an_erased_message_gets_an_error(
     first.cancel()
 
 
-async def test_a_turn_that_fails_says_why(client: httpx2.AsyncClient, model: ModelServer) -> None:
+async def test_a_failed_turn_returns_its_reason(client: httpx2.AsyncClient, model: ModelServer) -> None:
     model.add_steps(VendorFailure(kind="invalid"))
     headers = {"x-everhold-session": "x"}
     answer = await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers=headers)
@@ -474,7 +476,7 @@ async def test_a_turn_that_fails_says_why(client: httpx2.AsyncClient, model: Mod
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_a_stream_that_waits_long_begins_and_tells_its_failure_inside(
+async def test_a_long_wait_starts_the_stream_and_reports_the_failure_in_it(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     gateway.web.context.first_text_wait_seconds = 0.05
@@ -511,7 +513,7 @@ async def test_a_stream_ends_when_the_gateway_stops(tmp_path: Path, model: Model
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_without_a_session_nothing_is_kept(
+async def test_a_request_without_a_session_stores_nothing(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     body = asking(path, "I am Ada", "Hello Ada", "who am I?", temperature=0.3)
@@ -530,7 +532,7 @@ async def test_without_a_session_nothing_is_kept(
 
 @pytest.mark.parametrize("headers", [{}, {"x-everhold-session": "work"}], ids=["alone", "session"])
 @pytest.mark.parametrize("cut", [True, False])
-async def test_an_answer_that_was_cut_off_at_its_limit_says_so(
+async def test_an_answer_that_was_cut_off_at_its_limit_is_marked(
     client: httpx2.AsyncClient, model: ModelServer, headers: dict[str, str], cut: bool
 ) -> None:
     model.default = ModelServerReply(text="Once upon a", finish="length" if cut else "")
@@ -612,9 +614,7 @@ async def test_tools_pass_through_responses_too(client: httpx2.AsyncClient, mode
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_the_caller_s_choice_of_tools_is_passed_on(
-    client: httpx2.AsyncClient, model: ModelServer, path: str
-) -> None:
+async def test_the_caller_s_tool_choice_is_passed_on(client: httpx2.AsyncClient, model: ModelServer, path: str) -> None:
     tools = [CHAT_TOOL if path == KINDS[0] else TOOL]
     named = {"type": "function", "function": {"name": "add"}}
     for choice, told in (("none", "none"), ("required", "required"), (named, named)):
@@ -630,7 +630,7 @@ async def test_the_caller_s_choice_of_tools_is_passed_on(
 
 
 @pytest.mark.parametrize("written", ['{"a": 1, "b', "[1, 2]", "add 1 and 2"])
-async def test_arguments_that_are_no_json_reach_the_caller_as_they_were_written(
+async def test_arguments_that_are_not_json_reach_the_caller_unchanged(
     client: httpx2.AsyncClient, model: ModelServer, written: str
 ) -> None:
     model.add_steps(
@@ -648,9 +648,7 @@ async def test_arguments_that_are_no_json_reach_the_caller_as_they_were_written(
     assert made["arguments"] == written
 
 
-async def test_a_key_makes_a_repeat_harmless_without_a_session_too(
-    client: httpx2.AsyncClient, model: ModelServer
-) -> None:
+async def test_an_idempotency_key_works_without_a_session(client: httpx2.AsyncClient, model: ModelServer) -> None:
     headers, body = {"idempotency-key": "k1"}, asking(KINDS[0], "hi")
     answers = await asyncio.gather(*(client.post(KINDS[0], json=body, headers=headers) for _ in range(3)))
     assert {text_of(answer) for answer in answers} == {"You said: hi"}
@@ -661,7 +659,7 @@ async def test_a_key_makes_a_repeat_harmless_without_a_session_too(
 
 @pytest.mark.parametrize("session", [{}, {"x-everhold-session": "x"}], ids=["without-session", "in-session"])
 @pytest.mark.parametrize("text", ["hi", "something else"])
-async def test_the_key_of_one_caller_is_not_the_key_of_another(
+async def test_two_callers_can_use_the_same_idempotency_key(
     as_: As, model: ModelServer, session: dict[str, str], text: str
 ) -> None:
     headers = {"idempotency-key": "k1", **session}
@@ -674,7 +672,7 @@ async def test_the_key_of_one_caller_is_not_the_key_of_another(
     assert len(model.requests) == 2
 
 
-async def test_a_waiting_request_is_not_dropped_for_another() -> None:
+async def test_a_waiting_request_is_not_evicted_for_another() -> None:
     async def work() -> str:
         await gate.wait()
         return "done"
@@ -693,14 +691,14 @@ async def test_a_waiting_request_is_not_dropped_for_another() -> None:
     assert once.start(("me", "1"), b"", work) is not tasks[1], "kept for a while only"
 
 
-async def test_a_failure_is_not_remembered_under_a_key(client: httpx2.AsyncClient, model: ModelServer) -> None:
+async def test_a_failure_is_not_stored_under_an_idempotency_key(client: httpx2.AsyncClient, model: ModelServer) -> None:
     headers, body = {"idempotency-key": "k1"}, asking(KINDS[0], "hi")
     model.add_steps(VendorFailure(kind="invalid"))
     assert (await client.post(KINDS[0], json=body, headers=headers)).status_code == 502
     assert text_of(await client.post(KINDS[0], json=body, headers=headers)) == "You said: hi"
 
 
-async def test_the_model_s_failures_have_a_status(client: httpx2.AsyncClient, model: ModelServer) -> None:
+async def test_model_failures_map_to_http_statuses(client: httpx2.AsyncClient, model: ModelServer) -> None:
     for failure, status in (
         (make_rate_limit_failure("7"), 503),
         (VendorFailure(kind="too_long"), 400),
@@ -714,7 +712,7 @@ async def test_the_model_s_failures_have_a_status(client: httpx2.AsyncClient, mo
     assert (await client.post(KINDS[0], json=asking(KINDS[0], "hi"))).headers["retry-after"] == "7"
 
 
-async def test_leaving_without_a_session_ends_the_call_and_pays_for_it(
+async def test_a_disconnect_without_a_session_ends_the_call_and_charges_for_it(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     model.add_steps(ModelServerReply(text="a b c d e f g h", pause_seconds=0.05))
@@ -726,7 +724,7 @@ async def test_leaving_without_a_session_ends_the_call_and_pays_for_it(
         await anext(events_of(response))
         assert is_calling()
     await wait_until(lambda: not is_calling())
-    spent = await gateway.running.store.get_spend(f"person:{get_local_user()}", gateway.running.agents.get_today())
+    spent = await gateway.running.store.get_spend(f"person:http:{get_local_user()}", gateway.running.agents.get_today())
     assert spent.tokens > 1
 
 
@@ -745,13 +743,15 @@ async def test_leaving_without_a_session_ends_the_call_and_pays_for_it(
         (KINDS[1], {"model": "main", "input": "x", "previous_response_id": "resp_1"}),
     ],
 )
-async def test_what_is_not_understood_is_said(client: httpx2.AsyncClient, path: str, body: Json) -> None:
+async def test_an_unsupported_request_is_refused_with_a_remedy(
+    client: httpx2.AsyncClient, path: str, body: Json
+) -> None:
     answer = await client.post(path, json=body)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"type", "message", "remedy"}
 
 
-async def test_nothing_to_hear_is_refused(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_a_request_without_a_message_is_refused(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     for texts in ((), ("hi", "hello")):
         body = asking(KINDS[1], *texts)
         answer = await client.post(KINDS[1], json=body, headers={"x-everhold-session": "x"})
@@ -759,7 +759,7 @@ async def test_nothing_to_hear_is_refused(gateway: ApiGateway, client: httpx2.As
     assert await gateway.running.store.read_feed() == []
 
 
-async def test_of_two_limits_the_newer_one_is_sent_and_paid_for(
+async def test_max_completion_tokens_takes_precedence_over_max_tokens(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     body = {**asking(KINDS[0], "hi"), "max_tokens": 3, "max_completion_tokens": 90_000}
@@ -781,19 +781,19 @@ async def test_a_request_for_several_answers_is_refused(client: httpx2.AsyncClie
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_what_is_not_kept_is_paid_for_all_the_same(
+async def test_a_request_without_a_session_is_charged_to_the_budget(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
     store, day = gateway.running.store, gateway.running.agents.get_today()
     await client.post(path, json=asking(path, "how much is the fish?"))
     paid = await store.get_spend("agent:main", day)
     assert paid.tokens > 0
-    assert (await store.get_spend(f"person:{get_local_user()}", day)).tokens == paid.tokens
+    assert (await store.get_spend(f"person:http:{get_local_user()}", day)).tokens == paid.tokens
     asked = len(model.requests)
     budget = f"memories: [], budget: {{tokens_per_day: {paid.tokens + 5}}}"
     gateway.configure(configuration(model.openai).replace("memories: []", budget, 1))
     refused = await client.post(path, json=asking(path, "and the chips?"))
     assert refused.status_code == 429
     assert "budget of agent:main" in refused.json()["error"]["message"]
-    assert len(model.requests) == asked, "nobody was asked"
+    assert len(model.requests) == asked, "no model was called"
     assert (await store.get_spend("agent:main", day)).tokens == paid.tokens

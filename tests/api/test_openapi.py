@@ -22,7 +22,7 @@ def test_the_reference_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == render_reference(), remedy
 
 
-async def test_every_route_is_described_and_nothing_else(client: httpx2.AsyncClient) -> None:
+async def test_exactly_the_existing_routes_are_described(client: httpx2.AsyncClient) -> None:
     described = (await client.get("/openapi.json")).json()
     assert described == openapi.build_document(build_route_table())
     found = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
@@ -31,7 +31,7 @@ async def test_every_route_is_described_and_nothing_else(client: httpx2.AsyncCli
     assert len(set(names)) == len(names)
 
 
-def test_every_route_says_what_it_does() -> None:
+def test_every_route_has_a_description() -> None:
     for route in build_route_table():
         assert route.summary[0].isupper(), route.path
         assert all(parameter.about.endswith(".") for parameter in route.parameters), route.path
@@ -40,9 +40,32 @@ def test_every_route_says_what_it_does() -> None:
         }
 
 
+async def test_a_query_parameter_is_required_where_a_request_without_it_is_refused(client: httpx2.AsyncClient) -> None:
+    for route in build_route_table():
+        if route.method != "GET" or "{" in route.path or route.path == "/api/events":
+            continue
+        answer = await client.get(route.path)
+        required = [parameter.name for parameter in route.parameters if parameter.required]
+        assert (answer.status_code == 400) == bool(required), route.path
+        if required:
+            assert answer.json()["error"]["type"] == "invalid_request"
+            assert answer.json()["error"]["remedy"], route.path
+
+
+async def test_an_invalid_request_has_one_type_wherever_it_is_noticed(client: httpx2.AsyncClient) -> None:
+    for answer in (
+        await client.post("/api/messages", json={}),
+        await client.post("/api/messages", json={"text": "hello"}),
+        await client.get("/api/sessions", params={"limit": "x"}),
+        await client.get("/api/entries"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request")
+        assert answer.json()["error"]["remedy"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phases", ["examples,fuzzing", pytest.param("coverage", marks=pytest.mark.prove)])
-async def test_whatever_the_description_allows_is_answered_as_it_says(
+async def test_every_request_allowed_by_the_document_gets_a_documented_response(
     gateway: ApiGateway, tmp_path: Path, phases: str
 ) -> None:
     async with gateway.client() as client:
@@ -57,7 +80,7 @@ async def test_whatever_the_description_allows_is_answered_as_it_says(
         f"{gateway.url}/openapi.json",
         *(part for name, value in headers.items() for part in ("--header", f"{name}: {value}")),
         "--exclude-path",
-        "/api/events",  # it never ends; tests/api/test_events.py asks it
+        "/api/events",  # the stream never ends; tests/api/test_events.py tests it
         "--phases",
         phases,
         "--checks",
@@ -67,9 +90,9 @@ async def test_whatever_the_description_allows_is_answered_as_it_says(
         "--seed",
         "3",
         "--exclude-checks",
-        "positive_data_acceptance",  # 1.0 is no whole number here, and /v1 has no schema of its own
+        "positive_data_acceptance",  # the API does not accept 1.0 as an integer, and /v1 has no schema
         "--workers",
-        "1",  # two threads that parse Python at once meet a fault of CPython 3.11 (a SystemError)
+        "1",  # CPython 3.11 raises a SystemError if two threads parse Python at once
         "--request-timeout",
         "100",
         "--no-shrink",

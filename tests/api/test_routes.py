@@ -52,7 +52,7 @@ def test_every_operation_of_an_admin_object_has_a_route(cls: type) -> None:
     assert not missing, f"give these operations a route, or a reason in WITHOUT_ROUTE: {sorted(missing)}"
 
 
-def test_the_exceptions_are_operations() -> None:
+def test_every_exception_is_an_existing_operation() -> None:
     known = find_operations(SessionAdmin) | find_operations(MemoryAdmin)
     assert set(WITHOUT_ROUTE) <= known, f"no longer in use: {sorted(set(WITHOUT_ROUTE) - known)}"
 

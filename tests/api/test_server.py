@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import cast
 
@@ -12,12 +13,13 @@ import pytest
 
 from everhold.api.http_protocol import CorkedTransport
 from everhold.errors import InvalidRequest
-from everhold.ports.store import BudgetSpend, Change, Step
+from everhold.ports.store import BudgetSpend, Change, DeadLetter, RetryDelay, Step
+from everhold.testing.contracts.store_scenario import StoreScenario
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ApiGateway, configuration
 
 
-async def test_a_busy_port_is_told_with_what_to_do(tmp_path: Path, gateway: ApiGateway, model: ModelServer) -> None:
+async def test_a_busy_port_is_reported_with_a_remedy(tmp_path: Path, gateway: ApiGateway, model: ModelServer) -> None:
     other = ApiGateway(tmp_path / "other", model)
     other.port = gateway.port
     with pytest.raises(InvalidRequest, match="in use") as told:
@@ -27,7 +29,7 @@ async def test_a_busy_port_is_told_with_what_to_do(tmp_path: Path, gateway: ApiG
 
 
 @pytest.mark.parametrize("host", ["localhost", "::1", "127.0.0.2"])
-async def test_it_listens_where_it_is_told(tmp_path: Path, model: ModelServer, host: str) -> None:
+async def test_the_server_listens_at_the_configured_address(tmp_path: Path, model: ModelServer, host: str) -> None:
     gateway = ApiGateway(tmp_path, model)
     gateway.configure(configuration(model.openai, more=f'http: {{host: "{host}", port: 0}}\n'))
     try:
@@ -39,7 +41,7 @@ async def test_it_listens_where_it_is_told(tmp_path: Path, model: ModelServer, h
     await gateway.stop()
 
 
-async def test_an_address_of_another_machine_is_refused(tmp_path: Path, model: ModelServer) -> None:
+async def test_an_address_that_is_not_local_is_refused(tmp_path: Path, model: ModelServer) -> None:
     gateway = ApiGateway(tmp_path, model)
     gateway.configure(configuration(model.openai).replace("port: 0", "port: 0\n  host: 192.0.2.7", 1))
     with pytest.raises(InvalidRequest, match="cannot listen"):
@@ -47,10 +49,10 @@ async def test_an_address_of_another_machine_is_refused(tmp_path: Path, model: M
     await gateway.stop()
 
 
-async def test_ready_says_when_nothing_can_be_accepted(gateway: ApiGateway) -> None:
+async def test_the_ready_route_fails_when_no_message_can_be_accepted(gateway: ApiGateway) -> None:
     async with gateway.client() as client:
         assert (await client.get("/ready")).status_code == 200
-        gateway.running.disk_guard.reserve.size_bytes = 1 << 60  # so much will not be found there
+        gateway.running.disk_guard.reserve.size_bytes = 1 << 60  # the disk never has that much free space
         gateway.running.disk_guard.report_full()
         answer = await client.get("/ready")
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the disk is full")
@@ -58,7 +60,7 @@ async def test_ready_says_when_nothing_can_be_accepted(gateway: ApiGateway) -> N
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_the_numbers_follow_what_happens(gateway: ApiGateway) -> None:
+async def test_metrics_follow_the_gateway(gateway: ApiGateway) -> None:
     async with gateway.client() as client:
         posted = await client.post("/api/messages", json={"chat": "x", "text": "hello"})
         await gateway.wait_until_idle(posted.json()["session"])
@@ -73,7 +75,29 @@ async def test_the_numbers_follow_what_happens(gateway: ApiGateway) -> None:
     assert int(lines['everhold_http_responses_total{status="202"}']) == 1
 
 
-async def test_a_large_number_is_told_to_its_last_digit(gateway: ApiGateway) -> None:
+async def test_what_is_due_what_fails_and_what_is_given_up_are_counted_by_consumer(gateway: ApiGateway) -> None:
+    scenario, now, far = StoreScenario(gateway.running.store), time.time(), 1e6
+    await scenario.open_session("s")
+    for consumer in ("memory:a", "platform:p:q"):
+        await scenario.wake_consumer(consumer, far, at=now)
+    claim = await scenario.claim_cursor("memory:a", at=now + far)
+    delay = RetryDelay(seconds=far)
+    await scenario.update_cursor(claim, at=now + far, error="down", attempts=1, wait=delay, release=True)
+    letters = [DeadLetter(consumer="platform:p:q", session="s", seq=1, in_doubt=in_doubt) for in_doubt in (True, False)]
+    await scenario.commit(dead_letters=tuple(letters))
+    async with gateway.client() as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert [line for line in lines if line.startswith(("everhold_cursors", "everhold_dead", "everhold_memory_f"))] == [
+        'everhold_cursors_due{consumer="memory:a"} 1',
+        'everhold_cursors_due{consumer="platform:p:q"} 1',
+        'everhold_cursors_failing{consumer="memory:a"} 1',
+        'everhold_dead_letters{consumer="platform:p:q"} 2',
+        "everhold_dead_letters_in_doubt 1",
+        'everhold_memory_failing{memory="a"} 1',
+    ]
+
+
+async def test_a_large_metric_is_printed_with_all_digits(gateway: ApiGateway) -> None:
     spends = (
         BudgetSpend(budget="agent:main", day=gateway.running.agents.get_today(), usd=1234.56789, tokens=12_345_678),
     )
@@ -86,7 +110,7 @@ async def test_a_large_number_is_told_to_its_last_digit(gateway: ApiGateway) -> 
     assert "everhold_turns_total 1000001" in lines
 
 
-def test_without_a_server_no_server_module_is_loaded() -> None:
+def test_no_server_module_is_loaded_when_http_is_off() -> None:
     script = "import sys, everhold.app; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"starlette", "uvicorn", "anyio"} & set(loaded)
@@ -112,7 +136,7 @@ class RecordingTransport:
         return f"the {name}"
 
 
-def test_a_head_and_its_body_leave_in_one_piece_and_nothing_is_held_back_for_ever() -> None:
+def test_a_response_head_and_body_are_written_together() -> None:
     written = RecordingTransport()
     cork = CorkedTransport(cast(asyncio.Transport, written))
     cork.write(b"HTTP/1.1 100 Continue\r\n\r\n")

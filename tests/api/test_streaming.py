@@ -31,13 +31,13 @@ def reply(text: str) -> FinalReply:
         ([reply("")], ""),
     ],
 )
-def test_words_are_never_written_twice_and_the_record_always(growth: list[ReplyGrowth], written: str) -> None:
+def test_growing_text_is_written_once_and_the_committed_text_always(growth: list[ReplyGrowth], written: str) -> None:
     ink = ReplyWriter()
     assert "".join(ink.write_growth(more) for more in growth) == written == ink.written_text
 
 
 @given(st.lists(st.one_of(st.text(max_size=4).map(ReplyText), st.just(ReplyRestarted()))), st.text(max_size=8))
-def test_whatever_came_before_the_record_comes_last(before: list[ReplyGrowth], text: str) -> None:
+def test_the_committed_text_is_written_last(before: list[ReplyGrowth], text: str) -> None:
     ink = ReplyWriter()
     written = "".join(ink.write_growth(more) for more in [*before, reply(text)])
     assert written.strip().endswith(text.strip())

@@ -122,7 +122,7 @@ class CommandHome:
             for name in ("PATH", "LANG", "LC_ALL", "HOME", "XDG_RUNTIME_DIR", "EVERHOLD_LOCKS")
             if name in os.environ
         }
-        # what is tested is the tree these tests stand in, wherever an installed everhold comes from
+        # test this source tree, even if another everhold is installed
         path = os.pathsep.join((str(self.plugin), str(SOURCE)))
         plain = {"PYTHONPATH": path, "EVERHOLD_HOME": str(self.path), "PYTHONIOENCODING": "utf-8"}
         return {**kept, **plain, **more}

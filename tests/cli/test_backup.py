@@ -26,7 +26,7 @@ def texts(command_home: CommandHome) -> list[str]:
     return [entry["body"]["text"] for entry in heard if entry["kind"] == "heard" and entry["body"]]
 
 
-def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(command_home: CommandHome) -> None:
+def test_a_running_gateway_is_backed_up_and_the_backup_can_be_restored(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     command_home.run_in_process("send", "one").ok()
     made = command_home.run_in_process("backup", "--json").ok().json
@@ -51,19 +51,19 @@ def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(command_home: 
     command_home.run("send", "three").ok()
     assert texts(command_home) == ["one", "three"]
 
-    back = command_home.run_in_process("restore", "--at", str(done["position"] - 1)).ok().out
+    back = command_home.run_in_process("restore", "--at", str(done["pos"] - 1)).ok().out
     assert "schedules and platform offsets would stay as they are now" in back
     assert "would stay" not in command_home.run_in_process("restore").ok().out, "a copy brings its own"
 
     plan = command_home.run_in_process("memory", "forget", "ada").ok().out
-    assert f"{done['set_aside']}, which was set aside, contains it" in plan
+    assert f"{done['set_aside']}: it was set aside; remove it" in plan
 
     command_home.run_in_process("restore", done["set_aside"], "--yes").ok()
     assert texts(command_home) == ["one", "two"]
     command_home.run_in_process("audit").ok()
 
 
-def test_going_back_to_a_position_and_to_a_time(command_home: CommandHome) -> None:
+def test_restore_at_accepts_a_position_and_a_time(command_home: CommandHome) -> None:
     for word in ("one", "two", "three"):
         command_home.run("send", word).ok()
     entries = [
@@ -83,21 +83,21 @@ def test_going_back_to_a_position_and_to_a_time(command_home: CommandHome) -> No
 
 
 @pytest.mark.parametrize("at", ["99999", "2001-01-01"])
-def test_a_moment_that_is_not_there_is_refused(command_home: CommandHome, at: str) -> None:
+def test_a_restore_to_a_time_outside_the_log_is_refused(command_home: CommandHome, at: str) -> None:
     command_home.run("send", "one").ok()
     done = command_home.run_in_process("restore", "--at", at, "--yes")
     assert done.code == 1
     assert texts(command_home) == ["one"]
 
 
-def test_nonsense_is_no_moment(command_home: CommandHome) -> None:
+def test_a_restore_time_that_cannot_be_parsed_is_refused(command_home: CommandHome) -> None:
     command_home.run("send", "one").ok()
     done = command_home.run_in_process("restore", "--at", "yesterday", "--yes")
     assert done.code == 2
-    assert "neither a position nor a time" in done.err
+    assert "neither a pos nor a time" in done.err
 
 
-def test_a_damaged_store_is_kept_and_replaced_by_the_last_copy(command_home: CommandHome) -> None:
+def test_a_damaged_store_is_kept_and_replaced_by_the_last_backup(command_home: CommandHome) -> None:
     command_home.run("send", "one").ok()
     command_home.run_in_process("backup").ok()
     command_home.run("send", "two").ok()
@@ -115,7 +115,7 @@ def test_a_damaged_store_is_kept_and_replaced_by_the_last_copy(command_home: Com
     command_home.run_in_process("audit").ok()
 
 
-def test_a_log_that_lost_its_tail_can_be_replaced_too(command_home: CommandHome) -> None:
+def test_a_log_that_lost_its_last_entries_can_be_restored(command_home: CommandHome) -> None:
     command_home.run("send", "one").ok()
     command_home.run_in_process("backup").ok()
     (command_home.path / "everhold.db").unlink()
@@ -124,7 +124,7 @@ def test_a_log_that_lost_its_tail_can_be_replaced_too(command_home: CommandHome)
     assert texts(command_home) == ["one"]
 
 
-def test_what_was_erased_stays_erased_when_a_copy_from_before_is_put_back(command_home: CommandHome) -> None:
+def test_an_erased_entry_stays_erased_after_a_restore_of_an_older_backup(command_home: CommandHome) -> None:
     command_home.run("send", "my secret is 4711").ok()
     before = command_home.run_in_process("backup", "--json").ok().json["path"]
     erase(command_home, "4711")
@@ -139,13 +139,13 @@ def test_what_was_erased_stays_erased_when_a_copy_from_before_is_put_back(comman
     assert texts(command_home) == ["something else"]
 
 
-def test_an_erasure_is_not_applied_to_another_entry_of_the_same_number(command_home: CommandHome) -> None:
+def test_an_erasure_is_not_applied_to_another_entry_of_the_same_seq(command_home: CommandHome) -> None:
     command_home.run("send", "one").ok()
     before = command_home.run_in_process("backup", "--json").ok().json["path"]
     command_home.run("send", "forget 4711").ok()
     erase(command_home, "4711")
     log = (command_home.path / "erasures.log").read_bytes()
-    # a new machine: nothing is known of the numbers that were used since the copy was made
+    # a new machine, so the seqs used since the backup are unknown
     for file in command_home.path.glob("everhold.db*"):
         file.unlink()
     command_home.run_in_process("restore", before, "--yes").ok()
@@ -155,7 +155,7 @@ def test_an_erasure_is_not_applied_to_another_entry_of_the_same_number(command_h
     assert texts(command_home) == ["one", "keep this", "and this"]
 
 
-def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(command_home: CommandHome) -> None:
+def test_a_manually_restored_backup_is_erased_again_when_it_is_served(command_home: CommandHome) -> None:
     command_home.run("send", "forget 4711").ok()
     before = command_home.run_in_process("backup", "--json").ok().json["path"]
     erase(command_home, "4711")
@@ -198,7 +198,7 @@ def erase(command_home: CommandHome, word: str) -> None:
 # -- keeping -----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_oldest_sound_copies_go_and_those_that_are_not_sound_stay(tmp_path: Path) -> None:
+async def test_the_oldest_sound_backups_are_deleted_and_damaged_ones_stay(tmp_path: Path) -> None:
     clock = iter(range(0, 10_000, 1000))
     now = [0.0]
     wrong: list[str] = []
@@ -222,7 +222,7 @@ async def test_the_oldest_sound_copies_go_and_those_that_are_not_sound_stay(tmp_
     assert backups.find_newest_pos() == 4000
 
 
-def test_a_gateway_makes_copies_by_itself(command_home: CommandHome) -> None:
+def test_a_gateway_makes_backups_automatically(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text(
         (command_home.path / "config.yaml").read_text() + "backup: {every_hours: 1, keep: 2}\n"
     )

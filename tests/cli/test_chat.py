@@ -76,7 +76,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_a_chat_needs_nothing_but_itself(command_home: CommandHome) -> None:
+def test_a_chat_works_without_a_gateway(command_home: CommandHome) -> None:
     chat = TerminalUser(command_home)
     chat.expect("new session with main")
     chat.say("hello")
@@ -87,12 +87,12 @@ def test_a_chat_needs_nothing_but_itself(command_home: CommandHome) -> None:
     assert chat.close() == 0
     again = TerminalUser(command_home)
     again.expect(f"session {id}")
-    again.expect("/whoami")  # the last exchange is there again
+    again.expect("/whoami")  # the last exchange is printed again
     assert again.close() == 0
     assert command_home.run_in_process("audit").code == 0
 
 
-def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
+def test_a_chat_shows_the_title_of_its_session(busy: CommandHome) -> None:
     busy.run_in_process("send", "/title Holiday plans", "--session", "titled").ok()
     chat = TerminalUser(busy, "--session", "titled")
     chat.expect("— “Holiday plans” · session ")
@@ -102,7 +102,7 @@ def test_a_session_with_a_title_is_called_by_it(busy: CommandHome) -> None:
     assert chat.process.wait(timeout=15) == 0
 
 
-def test_a_chat_without_a_message_names_no_session(busy: CommandHome) -> None:
+def test_a_chat_without_a_message_creates_no_session(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "silent")
     chat.expect("you> ")
     chat.type("\x04")
@@ -112,7 +112,7 @@ def test_a_chat_without_a_message_names_no_session(busy: CommandHome) -> None:
     assert busy.run_in_process("sessions", "show", "agent:main:terminal:dm:silent").code == 1
 
 
-def test_a_reply_is_seen_growing_and_stands_there_once(busy: CommandHome) -> None:
+def test_a_reply_is_shown_while_it_grows_and_only_once(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "growing")
     chat.say("slow 12")
     shown = chat.expect("word11")
@@ -157,7 +157,7 @@ def test_a_killed_gateway_leaves_no_gap_in_a_chat(command_home: CommandHome, tmp
     assert command_home.run_in_process("audit").code == 0
 
 
-def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(command_home: CommandHome) -> None:
+def test_a_message_typed_while_the_gateway_is_down_is_sent_once_after_the_restart(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     chat = TerminalUser(command_home, "--session", "patient")
     chat.say("before")
@@ -190,7 +190,7 @@ def test_an_unconfirmed_message_is_not_reported_as_stored(command_home: CommandH
     assert chat.process.wait(timeout=LIMIT_SECONDS) == 0
 
 
-def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: CommandHome, tmp_path: Path) -> None:
+def test_ctrl_c_stops_a_reply_and_does_not_leave_the_chat(busy: CommandHome, tmp_path: Path) -> None:
     chat = TerminalUser(busy, "--session", "stopped")
     chat.say(f"hold {tmp_path / 'never'}")
     chat.expect("Holding")
@@ -208,7 +208,7 @@ def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: Comm
     assert not any("half a though" in str(entry["body"]) for entry in entries)
 
 
-def test_what_others_say_in_the_session_appears_above_the_prompt(busy: CommandHome) -> None:
+def test_messages_from_other_clients_appear_above_the_prompt(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "shared")
     chat.say("hello")
     chat.expect("You said: hello")
@@ -222,7 +222,7 @@ def test_what_others_say_in_the_session_appears_above_the_prompt(busy: CommandHo
     chat.expect("You said: half done")
 
 
-def test_what_is_pasted_is_one_message_however_many_lines_it_has(busy: CommandHome) -> None:
+def test_pasted_text_is_one_message_however_many_lines_it_has(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "pasted")
     chat.expect("you> ")
     chat.type("\x1b[200~first\rsecond\r\rlast\r\x1b[201~")
@@ -234,7 +234,7 @@ def test_what_is_pasted_is_one_message_however_many_lines_it_has(busy: CommandHo
     assert [entry["body"]["text"] for entry in entries if entry["kind"] == "heard"] == ["first\nsecond\n\nlast"]
 
 
-def test_tab_completes_a_command_and_nothing_else(busy: CommandHome) -> None:
+def test_tab_completes_commands_only(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "completed")
     chat.expect("you> ")
     chat.type("/who\t\r")
@@ -245,7 +245,7 @@ def test_tab_completes_a_command_and_nothing_else(busy: CommandHome) -> None:
     assert chat.close() == 0
 
 
-def test_a_dumb_terminal_is_not_steered(busy: CommandHome) -> None:
+def test_a_dumb_terminal_gets_no_escape_sequences(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "dumb", TERM="dumb")
     chat.say("hello")
     chat.expect("You said: hello")
@@ -253,7 +253,7 @@ def test_a_dumb_terminal_is_not_steered(busy: CommandHome) -> None:
     assert "\x1b" not in chat.seen
 
 
-def test_branching_goes_on_in_the_branch(busy: CommandHome) -> None:
+def test_a_chat_continues_in_a_new_branch(busy: CommandHome) -> None:
     chat = TerminalUser(busy, "--session", "tree")
     chat.say("trunk")
     chat.expect("You said: trunk")
@@ -266,7 +266,7 @@ def test_branching_goes_on_in_the_branch(busy: CommandHome) -> None:
     assert chat.close() == 0
 
 
-def test_a_chat_takes_over_when_the_one_it_went_through_leaves(command_home: CommandHome) -> None:
+def test_a_chat_takes_over_as_gateway_when_the_first_chat_leaves(command_home: CommandHome) -> None:
     first = TerminalUser(command_home, "--session", "first")
     first.say("hello")
     first.expect("You said: hello")
@@ -280,7 +280,7 @@ def test_a_chat_takes_over_when_the_one_it_went_through_leaves(command_home: Com
     assert command_home.run_in_process("audit").code == 0
 
 
-def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: CommandHome, tmp_path: Path) -> None:
+def test_a_model_outage_returns_the_prompt_and_the_reply_comes_later(busy: CommandHome, tmp_path: Path) -> None:
     back = tmp_path / "back"
     chat = TerminalUser(busy, "--session", "lunch")
     chat.say(f"down {back}")
@@ -290,13 +290,13 @@ def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: Comm
     chat.expect("You said: down")
 
 
-def test_a_program_behind_a_pipe_gets_replies_only(busy: CommandHome) -> None:
+def test_piped_output_contains_replies_only(busy: CommandHome) -> None:
     done = busy.run("chat", "--session", "pipe", input="one\n\ntwo\n").ok()
     assert (done.out, done.err) == ("You said: one\nYou said: two\n", "")
     assert busy.run("chat", "--session", "pipe", input="refuse\n").code == 1
 
 
-def test_sigterm_ends_a_chat_in_order(command_home: CommandHome) -> None:
+def test_sigterm_ends_a_chat_cleanly(command_home: CommandHome) -> None:
     chat = TerminalUser(command_home)
     chat.say("hello")
     chat.expect("You said: hello")
@@ -306,11 +306,11 @@ def test_sigterm_ends_a_chat_in_order(command_home: CommandHome) -> None:
     wait_until(lambda: not (command_home.path / "api.sock").exists())
 
 
-# -- what is on the screen ---------------------------------------------------------------------------------------------
+# -- terminal output ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["home/a/api", "srv/b/api"])
-def test_a_message_says_which_repository_it_was_said_in(
+def test_a_message_records_the_repository_it_was_sent_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     (tmp_path / place / ".git").mkdir(parents=True)
@@ -337,14 +337,14 @@ def live(screen: CommandScreen) -> ChatTerminal:
     return terminal
 
 
-def test_a_reply_that_turns_out_otherwise_is_shown_whole(screen: CommandScreen) -> None:
+def test_a_committed_reply_that_differs_from_its_draft_is_shown_whole(screen: CommandScreen) -> None:
     terminal = live(screen)
     terminal.update_reply("main", 7, "Perhaps")
     terminal.print_reply("main", 7, "Certainly not")
     assert get_shown_text(screen) == "main> Perhaps\nmain> Certainly not\n"
 
 
-def test_pieces_of_another_operation_begin_a_line_of_their_own(screen: CommandScreen) -> None:
+def test_text_of_another_operation_starts_a_new_line(screen: CommandScreen) -> None:
     terminal = live(screen)
     terminal.update_reply("main", 7, "One ")
     terminal.update_reply("main", 9, "Two ")
@@ -353,7 +353,7 @@ def test_pieces_of_another_operation_begin_a_line_of_their_own(screen: CommandSc
     assert get_shown_text(screen) == "main> One \nmain> Two and more\n"
 
 
-def test_a_hushed_reply_grows_no_further(screen: CommandScreen) -> None:
+def test_a_hidden_reply_is_not_updated(screen: CommandScreen) -> None:
     terminal = live(screen)
     terminal.update_reply("main", 7, "On and")
     terminal.hide_growing_reply()
@@ -362,7 +362,7 @@ def test_a_hushed_reply_grows_no_further(screen: CommandScreen) -> None:
     assert get_shown_text(screen) == "main> On and\n— stopping\n"
 
 
-def test_nothing_that_is_said_can_steer_the_terminal(screen: CommandScreen) -> None:
+def test_no_text_can_send_control_sequences_to_the_terminal(screen: CommandScreen) -> None:
     terminal = live(screen)
     terminal.update_reply("main", 7, "\x1b[2J")
     terminal.print_reply("main", 7, "\x1b[2J\u202eboo")

@@ -16,14 +16,14 @@ from everhold.engine.commands.handlers import ALONE_REPLIES
 from tests.cli.command_home import CommandHome
 
 
-def test_the_version_costs_nothing_to_ask_for(busy: CommandHome) -> None:
+def test_the_version_option_loads_no_heavy_modules(busy: CommandHome) -> None:
     assert busy.run("--version").ok().out == f"everhold {__version__}\n"
     script = "import sys, everhold.cli; everhold.cli.main(['--version']); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert {"asyncio", "msgspec", "pydantic", "apsw", "ruamel.yaml"}.isdisjoint(loaded)
 
 
-def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: CommandHome) -> None:
+def test_a_client_command_loads_neither_the_store_nor_the_configuration(busy: CommandHome) -> None:
     script = "import sys, everhold.cli; everhold.cli.main(['status', '--json']); print(*sys.modules)"
     asked = subprocess.run(
         [sys.executable, "-c", script], env=busy.env(), capture_output=True, text=True, check=True
@@ -34,7 +34,7 @@ def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: Co
 
 
 @pytest.mark.parametrize("words", [words for words, _ in list_commands(build_parser())], ids=" ".join)
-def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_help_text(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         build_parser().parse_args([*words, "--help"])
     assert left.value.code == 0
@@ -68,14 +68,14 @@ def test_general_options_work_before_and_after_the_command(argv: list[str]) -> N
         (["up", "--port", "99999"], "not a port"),
         (["undo", "last", "-n", "0"], "not a number of 1 or more"),
         (["send", "x", "--session", "\udcff"], "invalid characters"),
-        (["send", "x", "--session", ""], "a chat needs a name"),
-        (["send", "x", "--session", " "], "a chat needs a name"),
+        (["send", "x", "--session", ""], "argument --session is empty"),
+        (["send", "x", "--session", " "], "the chat's name is empty"),
         (["sessions", "show", "\udcff"], "invalid characters"),
         (["memory", "export", "\udcff"], "invalid characters"),
         ([], "everhold chat"),
     ],
 )
-def test_a_wrong_usage_exits_2_and_says_what_helps(busy: CommandHome, argv: list[str], told: str) -> None:
+def test_wrong_usage_exits_2_with_a_remedy(busy: CommandHome, argv: list[str], told: str) -> None:
     done = busy.run_in_process(*argv) if argv else busy.run()
     assert done.code == 2
     assert told in done.err
@@ -85,17 +85,17 @@ def test_a_wrong_usage_exits_2_and_says_what_helps(busy: CommandHome, argv: list
 # -- talking -----------------------------------------------------------------------------------------------------------
 
 
-def test_send_prints_the_reply_and_nothing_else(busy: CommandHome) -> None:
+def test_send_prints_only_the_reply(busy: CommandHome) -> None:
     done = busy.run("send", "good morning", "--session", "early").ok()
     assert (done.out, done.err) == ("You said: good morning\n", "")
 
 
-def test_send_as_json_says_where_it_is_kept(busy: CommandHome) -> None:
+def test_send_with_json_prints_where_the_message_is_stored(busy: CommandHome) -> None:
     sent = busy.run_in_process("--json", "send", "noon", "--session", "lunch").ok().json
     assert sent == {"session": sent["session"], "seq": 1, "outcome": "done", "reply": "You said: noon", "notices": []}
 
 
-def test_the_same_id_counts_once_and_other_words_under_it_are_refused(busy: CommandHome) -> None:
+def test_a_repeated_id_is_sent_once_and_another_text_under_it_is_refused(busy: CommandHome) -> None:
     first = busy.run_in_process("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
     again = busy.run_in_process("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
     other = busy.run_in_process("send", "--id", "a1", "--session", "once", "something else")
@@ -104,7 +104,7 @@ def test_the_same_id_counts_once_and_other_words_under_it_are_refused(busy: Comm
     assert "--id" in other.err
 
 
-def test_send_reads_standard_input_and_keeps_what_is_no_text(busy: CommandHome) -> None:
+def test_send_reads_standard_input_and_keeps_invalid_characters(busy: CommandHome) -> None:
     assert busy.run("send", "-", "--session", "stdin", input="two\nlines\n").ok().out == "You said: two\nlines\n\n"
     assert busy.run_in_process("send", " ").code == 2
 
@@ -114,7 +114,7 @@ def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(bus
     assert giant.code == 1
     assert "the message does not fit the model" in giant.err
     assert "/undo removes it" in giant.err
-    assert giant.out == "", "said once"
+    assert giant.out == "", "printed on standard error only"
     assert "/retry` tries again" not in giant.err
     done = busy.run("send", "and now?", "--session", "giant").ok()
     assert done.out == "You said: and now?\n"
@@ -124,53 +124,55 @@ def test_a_command_in_a_message_is_answered_by_the_gateway(busy: CommandHome) ->
     assert "/undo" in busy.run_in_process("send", "/help", "--session", "help").ok().out
     said = busy.run_in_process("send", "/halt", "--session", "help").ok().out
     assert said == "Nothing is running. " + ALONE_REPLIES["halt"] + "\n"
-    assert busy.run_in_process("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
+    assert busy.run_in_process("send", "hello", "--session", "help").ok().out == "You said: hello\n", (
+        "the chat is not halted"
+    )
 
 
-def test_a_retry_gets_the_new_answer(busy: CommandHome) -> None:
+def test_the_retry_command_prints_the_new_answer(busy: CommandHome) -> None:
     busy.run_in_process("send", "once", "--session", "again").ok()
     assert busy.run_in_process("send", "/retry", "--session", "again").ok().out == "You said: once\n"
     piped = busy.run("chat", "--session", "again", input="/retry\n").ok().out
     assert piped.splitlines()[-1] == "You said: once"
 
 
-def test_an_agent_that_is_not_there_is_named(busy: CommandHome) -> None:
+def test_an_unknown_agent_is_named_in_the_error(busy: CommandHome) -> None:
     done = busy.run_in_process("send", "hello", "--agent", "nobody")
     assert done.code == 1
     assert "there is no agent 'nobody'" in done.err
     done = busy.run("chat", "--agent", "nobody")
-    assert done.code == 1, "also where nothing is said"
+    assert done.code == 1, "also without a message text"
     assert "there is no agent 'nobody'" in done.err
 
 
-def test_a_session_can_be_named_by_its_id_its_beginning_its_title_or_last(busy: CommandHome) -> None:
+def test_a_session_can_be_named_by_id_id_prefix_title_or_last(busy: CommandHome) -> None:
     first = busy.run_in_process("send", "/title Holiday plans", "--session", "named", "--json").ok().json
     id = first["session"]
     for name in (id, id[:20], "holiday PLANS", "last", "agent:main:terminal:dm:named"):
         assert busy.run_in_process("send", "and then", "--session", name, "--json").ok().json["session"] == id
 
 
-def test_a_short_word_begins_a_chat_of_its_own_whatever_ids_begin_with(busy: CommandHome) -> None:
+def test_a_short_id_prefix_starts_a_new_chat(busy: CommandHome) -> None:
     id = busy.run_in_process("send", "hello", "--session", "short", "--json").ok().json["session"]
     assert busy.run_in_process("send", "hello", "--session", id[:2], "--json").ok().json["session"] != id
 
 
-def test_a_reply_cannot_steer_the_terminal(busy: CommandHome) -> None:
+def test_a_reply_cannot_send_control_sequences_to_the_terminal(busy: CommandHome) -> None:
     assert busy.run_in_process("send", "escape", "--session", "danger").ok().out == "red \\x1b[31malert\\x07\n"
 
 
-def test_a_reply_that_was_cut_off_says_so_beside_it(busy: CommandHome) -> None:
+def test_a_cut_off_reply_is_marked(busy: CommandHome) -> None:
     done = busy.run_in_process("send", "cut", "--session", "cut").ok()
     assert done.out == "Once upon a\n"
     assert "cut off at the model's length limit" in done.err
     assert "cut off" in busy.run_in_process("sessions", "show", "last").ok().out
 
 
-def test_a_turn_that_fails_exits_1_with_its_notice(busy: CommandHome) -> None:
+def test_a_failed_turn_exits_1_with_its_notice(busy: CommandHome) -> None:
     done = busy.run_in_process("send", "refuse", "--session", "refusals")
     assert done.code == 1
     assert done.out == ""
-    assert len(done.err.splitlines()) == 1, "a failure is said once"
+    assert len(done.err.splitlines()) == 1, "a failure is printed once"
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def test_a_session_is_shown_entry_by_entry(busy: CommandHome) -> None:
     assert "hello" not in text
 
 
-def test_the_context_of_a_turn_is_exactly_what_was_sent(busy: CommandHome) -> None:
+def test_the_context_command_prints_exactly_what_was_sent_to_the_model(busy: CommandHome) -> None:
     name = "agent:main:terminal:dm:me"
     at = busy.run_in_process("sessions", "context", name, "--at", "1", "--json").ok().json
     assert (at["exact"], at["at"]) == (True, 3)
@@ -226,12 +228,12 @@ def test_search_finds_words_and_exits_1_without_a_hit(busy: CommandHome) -> None
     assert busy.run_in_process("sessions", "search", "rhinoceros").code == 1
 
 
-def test_a_session_without_summaries_says_so(busy: CommandHome) -> None:
+def test_a_session_without_summaries_is_reported(busy: CommandHome) -> None:
     assert busy.run_in_process("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
     assert busy.run_in_process("sessions", "compressions", "last").ok().out == ""
 
 
-def test_export_holds_every_entry_or_reads_as_a_conversation(busy: CommandHome) -> None:
+def test_export_prints_every_entry_or_a_conversation(busy: CommandHome) -> None:
     name = "agent:main:terminal:dm:me"
     shown = busy.run_in_process("sessions", "show", name, "--json").ok().json
     lines = [json.loads(line) for line in busy.run_in_process("sessions", "export", name).ok().out.splitlines()]
@@ -240,7 +242,7 @@ def test_export_holds_every_entry_or_reads_as_a_conversation(busy: CommandHome) 
     assert re.search(r"\*\*main\*\* · .* · 4\n\nYou said: hello\n", page)
 
 
-def test_what_is_not_there_exits_1_with_a_remedy(busy: CommandHome) -> None:
+def test_a_missing_session_exits_1_with_a_remedy(busy: CommandHome) -> None:
     done = busy.run_in_process("sessions", "show", "nowhere")
     assert done.code == 1
     assert done.err == "everhold: there is no session 'nowhere'\n  → `everhold sessions list` lists the sessions\n"
@@ -249,11 +251,11 @@ def test_what_is_not_there_exits_1_with_a_remedy(busy: CommandHome) -> None:
     assert told.json["error"].keys() == {"type", "message", "remedy"}
 
 
-def test_status_says_what_is_wrong_and_exits_accordingly(busy: CommandHome) -> None:
+def test_status_lists_problems_and_exits_accordingly(busy: CommandHome) -> None:
     done = busy.run_in_process("status", "--json")
     status = done.json
     assert done.code == (1 if status["wrong"] else 0)
-    # without a memory of its own in this build, that one may be off; nothing else is
+    # a missing built-in memory is the only allowed problem
     assert [wrong for wrong in status["wrong"] if "builtin" not in wrong["what"]] == []
     assert (status["running"], status["role"], status["version"]) == (True, "gateway", __version__)
     assert [agent["name"] for agent in status["agents"]] == ["main"]
@@ -267,6 +269,8 @@ def test_status_says_what_is_wrong_and_exits_accordingly(busy: CommandHome) -> N
 
 
 def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> None:
+    for chat in ("audited-one", "audited-two"):
+        busy.run_in_process("send", "hello", "--session", chat).ok()
     report = busy.run_in_process("audit", "--json").ok().json
     assert [line["promise"] for line in report["promises"]] == [f"P{n}" for n in range(1, 9)]
     assert report["holds"]
@@ -276,18 +280,18 @@ def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> N
     assert "P7  n/a" in text
     assert "no message is answered twice" in text
     assert "sessions:" in text
-    one = busy.run_in_process("audit", "agent:main:terminal:dm:me", "--json").ok().json
+    one = busy.run_in_process("audit", "agent:main:terminal:dm:audited-one", "--json").ok().json
     assert one["sessions"] == 1
 
 
-def test_agents_are_listed_with_what_they_work_with(busy: CommandHome) -> None:
+def test_agents_are_listed_with_models_tools_and_memories(busy: CommandHome) -> None:
     listed = busy.run_in_process("agents", "--json").ok().json
     assert listed["default"] == "main"
     assert listed["agents"][0]["model"] == "m"
     assert "main *" in busy.run_in_process("agents").ok().out
 
 
-def test_logs_are_shown_as_they_were_written_or_as_json(busy: CommandHome) -> None:
+def test_logs_are_printed_as_written_or_as_json(busy: CommandHome) -> None:
     assert "message.accepted" in busy.run_in_process("logs").ok().out
     lines = [json.loads(line) for line in busy.run_in_process("logs", "--json", "-n", "1000").ok().out.splitlines()]
     accepted = [line for line in lines if line.get("event") == "message.accepted"]
@@ -300,7 +304,7 @@ def test_logs_are_shown_as_they_were_written_or_as_json(busy: CommandHome) -> No
 # -- changing ----------------------------------------------------------------------------------------------------------
 
 
-def test_undo_takes_turns_back_until_there_are_none(busy: CommandHome) -> None:
+def test_undo_removes_turns_until_none_are_left(busy: CommandHome) -> None:
     for text in ("one", "two", "three"):
         busy.run_in_process("send", text, "--session", "undone").ok()
     name = "agent:main:terminal:dm:undone"
@@ -317,7 +321,7 @@ def test_stop_with_nothing_running_exits_1(busy: CommandHome) -> None:
     assert (done.code, done.out) == (1, "Nothing is running.\n")
 
 
-def test_a_fact_is_noted_without_dead_letters(busy: CommandHome) -> None:
+def test_a_note_is_stored_without_dead_letters(busy: CommandHome) -> None:
     noted = (
         busy.run_in_process("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json")
         .ok()
@@ -336,12 +340,12 @@ def test_a_fact_is_noted_without_dead_letters(busy: CommandHome) -> None:
 
 
 @pytest.mark.parametrize("argv", [["sessions"], ["status"], ["audit"], ["agents"], ["logs"], ["sessions", "nowhere"]])
-def test_what_is_not_a_terminal_gets_no_colours(busy: CommandHome, argv: list[str]) -> None:
+def test_output_without_a_terminal_has_no_colours(busy: CommandHome, argv: list[str]) -> None:
     done = busy.run_in_process(*argv)
     assert "\x1b" not in done.out + done.err
 
 
-def test_a_reader_that_has_had_enough_is_no_error(busy: CommandHome) -> None:
+def test_a_closed_pipe_is_not_an_error(busy: CommandHome) -> None:
     line = f"{sys.executable} -m everhold sessions export agent:main:terminal:dm:me | head -n 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line], env=busy.env(), capture_output=True, text=True, check=False

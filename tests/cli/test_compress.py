@@ -25,7 +25,7 @@ def command_home(request: pytest.FixtureRequest, tmp_path: Path) -> object:
     command_home.close()
 
 
-def test_a_session_is_compressed_from_the_shell_under_its_id(command_home: CommandHome) -> None:
+def test_compress_compresses_a_session_given_by_its_id(command_home: CommandHome) -> None:
     before = command_home.run("sessions", "list", "--json").ok().json["sessions"][0]["id"]
     preview = command_home.run("compress", "last", "--preview", "--keep", "1").ok()
     assert "Nothing was changed" in preview.out
@@ -45,6 +45,6 @@ def test_a_session_is_compressed_from_the_shell_under_its_id(command_home: Comma
     command_home.run("audit").ok()
 
 
-def test_what_is_not_there_cannot_be_compressed_or_compared(command_home: CommandHome) -> None:
+def test_a_missing_session_or_compression_is_reported(command_home: CommandHome) -> None:
     assert "there is no session" in command_home.run("compress", "nowhere").err
     assert "no compression 3" in command_home.run("sessions", "diff", "last", "--compression", "3").err

@@ -7,7 +7,7 @@ import pytest
 from tests.cli.command_home import CommandHome, wait_until
 
 
-def test_check_says_what_is_wrong_and_where(command_home: CommandHome) -> None:
+def test_check_reports_each_problem_with_its_place(command_home: CommandHome) -> None:
     assert command_home.run_in_process("config", "check").ok().out.startswith("ok · 1 agent")
     (command_home.path / "config.yaml").write_text("http: {port: lots}\nagents:\n  main: {modle: m}\n")
     done = command_home.run_in_process("config", "check")
@@ -22,14 +22,14 @@ def test_check_says_what_is_wrong_and_where(command_home: CommandHome) -> None:
     ]
 
 
-def test_a_yaml_mistake_names_its_line(command_home: CommandHome) -> None:
+def test_a_yaml_error_names_its_line(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
     done = command_home.run_in_process("config", "check")
     assert done.code == 78
     assert "config.yaml:2" in done.err
 
 
-def test_a_missing_secret_switches_one_thing_off_and_is_named(command_home: CommandHome) -> None:
+def test_a_missing_secret_disables_one_part_and_is_named(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text(
         "models: {big: {provider: obedient, api_key_env: BIG_KEY}}\ndefaults: {model: big, memories: [], tools: []}\n"
     )
@@ -39,7 +39,7 @@ def test_a_missing_secret_switches_one_thing_off_and_is_named(command_home: Comm
     assert "needs BIG_KEY in .env" in command_home.run_in_process("agents").ok().out
 
 
-def test_show_and_get_print_what_is_in_force_and_never_a_secret(command_home: CommandHome) -> None:
+def test_show_and_get_print_the_effective_values_without_secrets(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text("models: {big: {provider: obedient, api_key_env: BIG_KEY}}\n")
     (command_home.path / ".env").write_text("BIG_KEY=canary-of-a-secret-key\n")
     (command_home.path / ".env").chmod(0o600)
@@ -54,7 +54,7 @@ def test_show_and_get_print_what_is_in_force_and_never_a_secret(command_home: Co
     assert "did you mean `main`?" in missing.err
 
 
-def test_set_changes_one_value_keeps_comments_and_refuses_what_would_break(command_home: CommandHome) -> None:
+def test_set_changes_one_value_keeps_comments_and_refuses_an_invalid_value(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text("# mine\nhttp: {port: 8765}  # the usual\n")
     command_home.run_in_process("config", "set", "http.port", "9000").ok()
     assert (command_home.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
@@ -65,7 +65,7 @@ def test_set_changes_one_value_keeps_comments_and_refuses_what_would_break(comma
     assert command_home.run_in_process("config", "get", "agents.coder.persona").ok().out == "You write code.\n"
 
 
-def test_a_running_gateway_takes_what_was_set_at_the_next_message(command_home: CommandHome) -> None:
+def test_a_running_gateway_uses_a_changed_value_at_the_next_message(command_home: CommandHome) -> None:
     command_home.start_gateway()
     command_home.run_in_process("send", "hello").ok()
     command_home.run_in_process(
@@ -76,7 +76,7 @@ def test_a_running_gateway_takes_what_was_set_at_the_next_message(command_home: 
     assert [(agent["name"], "send" in agent["tools"]) for agent in listed] == [("main", True), ("coder", False)]
 
 
-def test_what_is_read_at_a_start_is_said_to_wait_for_one(command_home: CommandHome) -> None:
+def test_set_reports_which_values_need_a_restart(command_home: CommandHome) -> None:
     command_home.start_gateway()
     assert (
         command_home.run_in_process("config", "set", "agents.main.busy", "steer")
@@ -100,11 +100,11 @@ def test_what_is_read_at_a_start_is_said_to_wait_for_one(command_home: CommandHo
     assert command_home.run_in_process("status", "--json").json["restart"] == []
 
 
-def test_show_names_the_store_that_is_used(command_home: CommandHome) -> None:
+def test_show_prints_the_path_of_the_store(command_home: CommandHome) -> None:
     assert command_home.run_in_process("config", "get", "store").ok().out == "sqlite\n"
 
 
-def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(command_home: CommandHome) -> None:
+def test_a_running_gateway_reports_an_invalid_edit_and_continues(command_home: CommandHome) -> None:
     command_home.start_gateway()
     (command_home.path / "config.yaml").write_text("agnets: {}\n")
     wait_until(lambda: command_home.run_in_process("status", "--json").json["refused"])
@@ -113,10 +113,10 @@ def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(command_home
     assert "config.yaml:1" in done.out
     (command_home.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
     wait_until(lambda: "config.yaml:2" in command_home.run_in_process("status").out)
-    assert ": :" not in command_home.run_in_process("status").out, "what concerns no key names none"
+    assert ": :" not in command_home.run_in_process("status").out, "a problem without a key names no key"
     assert command_home.run_in_process("send", "still here").ok().out == "You said: still here\n"
 
 
 @pytest.mark.parametrize("key", ["", "a b", "[x]"])
-def test_a_key_that_is_none_is_a_usage_mistake(command_home: CommandHome, key: str) -> None:
+def test_an_invalid_key_is_a_usage_error(command_home: CommandHome, key: str) -> None:
     assert command_home.run_in_process("config", "get", key).code == 2

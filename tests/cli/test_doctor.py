@@ -42,18 +42,18 @@ def lived(command_home: CommandHome) -> CommandHome:
     return command_home
 
 
-def test_a_home_in_order_gives_nothing_to_say(lived: CommandHome) -> None:
+def test_a_healthy_home_gives_no_findings(lived: CommandHome) -> None:
     assert run_doctor(lived, code=0) == {}
     assert "no problems found" in lived.run("doctor").ok().out
 
 
-def test_a_running_gateway_is_looked_at_too(command_home: CommandHome) -> None:
+def test_doctor_also_checks_a_running_gateway(command_home: CommandHome) -> None:
     command_home.start_gateway()
     command_home.run_in_process("send", "hello").ok()
     assert run_doctor(command_home, code=0) == {}
 
 
-def test_files_that_others_can_read_are_found_and_mended(lived: CommandHome) -> None:
+def test_files_that_others_can_read_are_reported_and_fixed(lived: CommandHome) -> None:
     (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     (lived.path / ".env").chmod(0o644)
     (lived.path / "everhold.db").chmod(0o640)
@@ -63,19 +63,19 @@ def test_files_that_others_can_read_are_found_and_mended(lived: CommandHome) -> 
     assert (lived.path / ".env").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_broken_configuration_is_told_with_its_line(lived: CommandHome) -> None:
+def test_an_invalid_configuration_is_reported_with_its_line(lived: CommandHome) -> None:
     (lived.path / "config.yaml").write_text("agents: {main: {busy: sometimes}}\n")
     assert any("config.yaml:1" in text for text in run_doctor(lived)["config"])
 
 
-def test_a_missing_secret_is_told_by_its_name(lived: CommandHome) -> None:
+def test_a_missing_secret_is_reported_by_name(lived: CommandHome) -> None:
     config = "models: {m: {provider: openai, name: x, api_key_env: NO_SUCH_KEY}}\ndefaults: {model: m}\n"
     (lived.path / "config.yaml").write_text(config)
     found = run_doctor(lived)
     assert any("NO_SUCH_KEY" in text for texts in found.values() for text in texts)
 
 
-def test_a_model_that_does_not_answer_is_found_unless_offline(lived: CommandHome) -> None:
+def test_a_model_that_does_not_answer_is_reported_unless_offline(lived: CommandHome) -> None:
     config = (
         "models: {m: {provider: openai, name: x, base_url: 'http://127.0.0.1:9/v1'}}\n"
         "defaults: {model: m, memories: [], tools: []}\n"
@@ -85,14 +85,14 @@ def test_a_model_that_does_not_answer_is_found_unless_offline(lived: CommandHome
     assert run_doctor(lived, "--offline", code=0) == {}
 
 
-def test_a_store_that_contradicts_itself_is_told(lived: CommandHome) -> None:
+def test_a_store_with_a_wrong_digest_is_reported(lived: CommandHome) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     db.execute("update entries set body = replace(body, 'hello', 'hullo') where kind = 'heard'")
     db.close()
     assert any("digest" in text for text in run_doctor(lived)["integrity"])
 
 
-def test_a_damaged_store_is_told_with_the_command_that_helps(lived: CommandHome) -> None:
+def test_a_damaged_store_is_reported_with_the_restore_command(lived: CommandHome) -> None:
     store = lived.path / "everhold.db"
     data = bytearray(store.read_bytes())
     data[4096 * 2 :] = bytes(byte ^ 0x5A for byte in data[4096 * 2 :])
@@ -102,7 +102,7 @@ def test_a_damaged_store_is_told_with_the_command_that_helps(lived: CommandHome)
     assert "everhold restore" in done.out
 
 
-def test_what_waits_and_what_was_given_up_on_is_told(lived: CommandHome) -> None:
+def test_backlogs_and_dead_letters_are_reported(lived: CommandHome) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     session = db.execute("select id from sessions").get
     db.execute(
@@ -120,14 +120,14 @@ def test_what_waits_and_what_was_given_up_on_is_told(lived: CommandHome) -> None
     assert "too odd" in found["dead_letters"][0]
 
 
-def test_a_clock_behind_the_log_is_told(lived: CommandHome) -> None:
+def test_a_clock_behind_the_log_is_reported(lived: CommandHome) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     db.execute("update entries set at = at + 99999")
     db.close()
     assert "clock" in run_doctor(lived)
 
 
-def test_a_damaged_index_is_removed_and_made_again(lived: CommandHome) -> None:
+def test_a_damaged_index_is_removed_and_rebuilt(lived: CommandHome) -> None:
     (lived.path / "index.db").write_bytes(b"not an index" * 400)
     assert "index" in run_doctor(lived, "--offline")
     run_doctor(lived, "--offline", "--fix", code=0)
@@ -135,7 +135,7 @@ def test_a_damaged_index_is_removed_and_made_again(lived: CommandHome) -> None:
     run_doctor(lived, code=0)
 
 
-def test_an_old_copy_is_told_and_a_new_one_helps(lived: CommandHome) -> None:
+def test_an_old_backup_is_reported_until_a_new_one_exists(lived: CommandHome) -> None:
     made = lived.run("backup", "--json").ok().json
     old = Path(made["path"])
     old.rename(old.with_name("everhold-20200101T000000Z-1.db"))
@@ -166,11 +166,11 @@ def test_a_bundle_contains_no_text_no_key_and_no_id(lived: CommandHome, tmp_path
     assert "sqlite" in whole
     for hidden in ("marzipan", SECRET, SECRET[:8], "4915112345678", *ids, "example.org"):
         assert hidden not in whole
-    assert "agent:main:some:dm:id-" in whole, "what is nobody's stays"
+    assert "agent:main:some:dm:id-" in whole, "the address stays in anonymised form"
 
 
 @pytest.mark.parametrize("service", [HonchoService, HindsightService, SupermemoryService, Mem0Service])
-def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: CommandHome, service: type[LoopbackService]) -> None:
+def test_a_memory_is_tested_with_a_canary_that_is_deleted(lived: CommandHome, service: type[LoopbackService]) -> None:
     name = service.__name__.removesuffix("Service").lower()
     with service(key=SECRET).threaded() as running:
         (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
@@ -186,7 +186,7 @@ def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: CommandHome, 
         assert not re.search("canary[0-9a-f]{8}", str(list_stored(running))), "and nothing stays"
         assert find_memory_findings(lived, "doctor", "--offline") == []
     (finding,) = find_memory_findings(lived, "doctor")
-    assert (finding["check"], finding["level"]) == ("memory", "wrong"), "nobody answers any more"
+    assert (finding["check"], finding["level"]) == ("memory", "wrong"), "the service no longer answers"
     assert name in finding["remedy"]
 
 
@@ -226,7 +226,7 @@ def list_stored(service: LoopbackService) -> list[object]:
             return list(state.documents.values())
 
 
-def test_a_machine_that_is_not_fit_is_told(lived: CommandHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_disk_and_an_old_sqlite_are_reported(lived: CommandHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_home, "MIN_FREE_BYTES", 1 << 60)
     monkeypatch.setattr(doctor_home, "OLDEST_SQLITE", (99, 0, 0))
     db = apsw.Connection(str(lived.path / "everhold.db"))
@@ -243,10 +243,10 @@ def test_a_machine_that_is_not_fit_is_told(lived: CommandHome, monkeypatch: pyte
     assert "delete mode" in found["sqlite"][1]
 
 
-# -- somebody else's, from the command line ----------------------------------------------------------------------------
+# -- homes of hermes-agent ---------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_home_is_looked_at_mended_and_taken_back(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_hermes_home_is_checked_fixed_and_restored(command_home: CommandHome, tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     built = healthy(home)
     forked(built)
@@ -275,7 +275,7 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(command_home: Command
 
 
 @pytest.mark.parametrize("what", ["nowhere", "home"])
-def test_what_is_no_home_of_anybody_s_is_said_to_be_none(command_home: CommandHome, tmp_path: Path, what: str) -> None:
+def test_a_directory_that_is_no_home_is_refused(command_home: CommandHome, tmp_path: Path, what: str) -> None:
     (tmp_path / "home").mkdir(exist_ok=True)
     done = command_home.run("doctor", str(tmp_path / "empty" if what == "nowhere" else tmp_path / "home"))
     assert done.code == 2

@@ -12,7 +12,7 @@ from tests.hermes.built_home import SUMMARY
 from tests.hermes.test_doctor import DM, healthy
 
 
-def test_a_home_moves_in_and_goes_on(command_home: CommandHome, tmp_path: Path) -> None:
+def test_an_imported_hermes_home_continues_its_sessions(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     source = str(tmp_path / "theirs")
     dry = command_home.run("import", source, "--dry-run").ok().out
@@ -65,7 +65,7 @@ def said(honcho: HonchoService) -> dict[str, list[str]]:
     return {name: honcho.texts(name) for name in sorted(names)}
 
 
-def test_nothing_is_imported_beneath_a_running_gateway(command_home: CommandHome, tmp_path: Path) -> None:
+def test_import_is_refused_while_a_gateway_runs(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     command_home.start_gateway()
     done = command_home.run_in_process("import", str(tmp_path / "theirs"))
@@ -73,7 +73,7 @@ def test_nothing_is_imported_beneath_a_running_gateway(command_home: CommandHome
     assert "stop the gateway" in done.err
 
 
-def test_markdown_goes_to_an_agent_or_into_a_session(command_home: CommandHome, tmp_path: Path) -> None:
+def test_markdown_is_imported_to_an_agent_or_a_session(command_home: CommandHome, tmp_path: Path) -> None:
     """`everhold import --session` and `everhold memory import` do the same."""
     command_home.run("send", "hello").ok()
     (tmp_path / "MEMORY.md").write_text("The server is tin.\n")
@@ -94,7 +94,7 @@ def test_markdown_goes_to_an_agent_or_into_a_session(command_home: CommandHome, 
     assert gateway.process.poll() is None
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_comes(command_home: CommandHome, tmp_path: Path) -> None:
+def test_an_unreadable_profile_is_reported_and_the_rest_is_imported(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     broken = tmp_path / "theirs" / "profiles" / "coder"
     broken.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_comes(command_home: CommandHom
     assert done.json["agents"]["main"]["messages"] > 20
 
 
-def test_what_is_nothing_to_import_is_said_to_be_nothing(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_source_without_importable_files_is_refused(command_home: CommandHome, tmp_path: Path) -> None:
     assert command_home.run("import", str(tmp_path / "nowhere")).code == 2
     (tmp_path / "empty").mkdir()
     done = command_home.run("import", str(tmp_path / "empty"))
@@ -113,7 +113,7 @@ def test_what_is_nothing_to_import_is_said_to_be_nothing(command_home: CommandHo
     assert "holds no Markdown" in done.err
 
 
-def test_an_export_is_what_other_programs_take(command_home: CommandHome, tmp_path: Path) -> None:
+def test_an_export_has_the_format_of_other_programs(command_home: CommandHome, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     command_home.run("import", str(tmp_path / "theirs")).ok()
     lines = command_home.run("sessions", "export", "plain", "--format", "openai").ok().out.splitlines()
@@ -132,11 +132,11 @@ def test_an_export_is_what_other_programs_take(command_home: CommandHome, tmp_pa
     assert call == {"id": "c-b", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
     assert told[4]["tool_call_id"] == "c-b"
     whole = command_home.run("sessions", "export", DM, "--format", "openai").ok().out
-    assert "question a" in whole, "what was summed up is there word for word"
+    assert "question a" in whole, "summarised messages are there verbatim"
     assert "**" in command_home.run("sessions", "export", DM, "--format", "markdown").ok().out
 
 
-def test_a_message_that_came_in_the_middle_stands_behind_the_results() -> None:
+def test_a_message_during_a_tool_call_is_exported_after_the_results() -> None:
     def entry(seq: int, kind: str, op: int | None, **body: object) -> dict[str, object]:
         return {"seq": seq, "kind": kind, "op": op, "author": "person:ada", "at": 0.0, "body": body}
 

@@ -68,7 +68,7 @@ def test_commands_reach_the_gateway_and_a_stale_endpoint_file_is_ignored(command
 
     assert endpoint_file.exists(), "it had no time to clean up"
     assert command_home.run("send", "alone").ok().out.strip() == "You said: alone", (
-        "nobody is there, so it works by itself"
+        "without a gateway the command works in process"
     )
     second = command_home.start_gateway()
     assert json.loads(endpoint_file.read_text())["token"] != token
@@ -125,7 +125,7 @@ async def test_a_client_that_can_read_the_home_is_trusted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3, b"\0" * 64, b"x" * 4096])
-async def test_a_stranger_is_not(tmp_path: Path, said: bytes) -> None:
+async def test_a_client_without_the_token_is_refused(tmp_path: Path, said: bytes) -> None:
     async with gateway(tmp_path / "api.sock") as (endpoint, asked):
         reader, writer = await asyncio.open_connection(loopback.HOST, endpoint.port)
         writer.write(said)
@@ -172,7 +172,7 @@ async def test_a_proof_may_come_in_pieces_and_with_the_request(tmp_path: Path) -
     assert (handshake.is_proven, handshake.is_refused, handshake.take_rest()) == (True, False, b"GET /")
 
 
-async def test_a_side_cannot_be_proved_with_the_others_proof(tmp_path: Path) -> None:
+async def test_a_client_cannot_use_the_servers_proof(tmp_path: Path) -> None:
     endpoint = LoopbackEndpoint(1, b"t" * loopback.SIZE)
     handshake = loopback.ServerHandshake(endpoint)
     reply = handshake.receive(b"m" * loopback.SIZE)
@@ -180,7 +180,7 @@ async def test_a_side_cannot_be_proved_with_the_others_proof(tmp_path: Path) -> 
     assert (handshake.is_proven, handshake.is_refused) == (False, True)
 
 
-async def test_a_connection_that_proves_nothing_is_closed(tmp_path: Path) -> None:
+async def test_a_connection_without_a_proof_is_closed(tmp_path: Path) -> None:
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     server = LoopbackServer(cast(GuardMiddleware, None), tmp_path / "api.sock", monotonic=time.monotonic, log=log)
     server.idle_seconds = server.sweep_seconds = 0.05
@@ -192,7 +192,7 @@ async def test_a_connection_that_proves_nothing_is_closed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64])
-async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_path: Path, says: bytes) -> None:
+async def test_another_program_at_a_reused_port_learns_no_secret(tmp_path: Path, says: bytes) -> None:
     heard = bytearray()
     left = asyncio.Event()
 
@@ -228,7 +228,7 @@ async def test_a_broken_endpoint_file_means_no_gateway(tmp_path: Path, text: str
         await client_at(path).show_health()
 
 
-def test_a_file_that_others_can_read_is_not_believed(tmp_path: Path) -> None:
+def test_an_endpoint_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     path.write_text(json.dumps({"port": 7, "token": "ab" * loopback.SIZE}))
     path.chmod(0o644)
@@ -236,15 +236,15 @@ def test_a_file_that_others_can_read_is_not_believed(tmp_path: Path) -> None:
         loopback.read_endpoint(path)
 
 
-def test_a_socket_is_no_file(tmp_path: Path) -> None:
+def test_a_unix_socket_is_not_an_endpoint_file(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     with unix_socket.listen_at(path):
         assert loopback.read_endpoint(path) is None
     assert loopback.read_endpoint(tmp_path / "nothing") is None
 
 
-async def test_only_this_machine_is_listened_to(tmp_path: Path) -> None:
+async def test_the_gateway_listens_on_loopback_only(tmp_path: Path) -> None:
     async with gateway(tmp_path / "api.sock") as (endpoint, _):
         with socket.socket() as probe:
-            probe.bind(("127.0.0.2", endpoint.port))  # would be taken if it listened everywhere
+            probe.bind(("127.0.0.2", endpoint.port))  # would be in use if the gateway listened on all interfaces
         assert os.listdir(tmp_path) == ["api.sock"]

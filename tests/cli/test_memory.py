@@ -22,7 +22,7 @@ def hold_conversation(command_home: CommandHome) -> None:
     command_home.run("memory", "note", f"{CANARY} again").ok()
 
 
-def test_what_is_remembered_is_found_and_an_answer_explained(command_home: CommandHome) -> None:
+def test_search_finds_a_memory_and_why_explains_an_answer(command_home: CommandHome) -> None:
     hold_conversation(command_home)
     found = command_home.run_in_process("memory", "search", CANARY, "--json").ok().json
     assert any(CANARY in item["text"] for item in found["memories"])
@@ -43,10 +43,10 @@ def test_what_is_remembered_is_found_and_an_answer_explained(command_home: Comma
     ]
     assert (
         "builtin of main: by words" in command_home.run_in_process("memory", "status").ok().out
-    )  # what it goes by, gateway or not
+    )  # status shows the ranking mode with and without a gateway
 
 
-def test_no_export_is_written_over_another_s(tmp_path: Path) -> None:
+def test_an_export_does_not_overwrite_another_export(tmp_path: Path) -> None:
     async def record(text: str) -> AsyncIterator[dict[str, Any]]:
         yield {"from": "log", "agent": "main", "body": {"text": text}}
 
@@ -79,10 +79,10 @@ def test_a_person_is_exported_and_forgotten(command_home: CommandHome, tmp_path:
     assert command_home.run_in_process("memory", "search", CANARY).code == 1
 
 
-def test_a_running_gateway_does_the_same(command_home: CommandHome) -> None:
+def test_forget_works_through_a_running_gateway(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").write_text(
         CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
-        + "backup: {every_hours: 0}\n"  # a copy made before the erasure keeps what was said
+        + "backup: {every_hours: 0}\n"  # a backup made before the erasure contains the text
     )
     gateway = command_home.start_gateway()
     hold_conversation(command_home)
@@ -112,7 +112,7 @@ def holding(home: Path) -> list[str]:
     return [str(file) for file in home.rglob("*") if file.is_file() and CANARY.encode() in file.read_bytes()]
 
 
-def test_memory_files_are_brought_in_once(command_home: CommandHome, tmp_path: Path) -> None:
+def test_memory_files_are_imported_once(command_home: CommandHome, tmp_path: Path) -> None:
     (command_home.path / "config.yaml").write_text(
         CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
     )

@@ -43,11 +43,11 @@ def account(command_home: CommandHome) -> dict[str, Any]:
     return found
 
 
-def test_what_it_lost_it_is_told_again(command_home: CommandHome, diary: Path) -> None:
+def test_resend_sends_lost_items_to_the_memory_again(command_home: CommandHome, diary: Path) -> None:
     command_home.start_gateway()
     for number in range(3):
         command_home.run_in_process("send", f"turn {number}").ok()
-    wait_until(lambda: account(command_home)["handed_over"] == 3)
+    wait_until(lambda: account(command_home)["sent"] == 3)
     status = account(command_home)
     assert (status["delivery"], status["confirmed"], status["unknown"]) == ("unacknowledged", 0, 3)
     assert "3 sent, 0 confirmed by reading back, 3 unknown" in command_home.run_in_process("memory", "status").out
@@ -66,7 +66,7 @@ def test_what_it_lost_it_is_told_again(command_home: CommandHome, diary: Path) -
     assert lines(diary) == before
 
 
-def test_without_a_time_or_a_name_it_says_what_is_missing(command_home: CommandHome, diary: Path) -> None:
+def test_resend_without_a_time_or_a_name_is_refused(command_home: CommandHome, diary: Path) -> None:
     command_home.run("send", "hello").ok()
     assert "--since" in command_home.run_in_process("memory", "resend", "diary").err
     assert "NAME" in command_home.run_in_process("memory", "resend", "--since", "1h").err

@@ -23,6 +23,7 @@ from everhold.testing.conformance import CHECKS, run_checks_virtually
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from everhold.testing.plugin_context import make_plugin_context
 from tests.e2e.running_gateway import KEY, RunningGateway, make_model_section
+from tests.hermes.memory.test_isolation import LEAKING, NOTEBOOK
 from tests.hermes.memory.test_readback import KEEPER
 from tests.waiting import LIMIT_SECONDS
 
@@ -49,14 +50,14 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any]:
     return code, json.loads(out)
 
 
-def test_listing_names_every_plug_in_with_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_plugin_with_its_package(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run(capsys, "plugin", "list")
     assert code == 0
     kinds = {(it["kind"], it["name"]): it["package"] for it in found["plugins"]}
     assert kinds["memories", "builtin"] == kinds["models", "offline"] == "everhold"
 
 
-def test_the_skeleton_keeps_the_whole_promise(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_plugin_skeleton_passes_all_checks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, written = run(capsys, "plugin", "new", "memory", "note-book")
     assert code == 0
     assert "everhold_note_book/__init__.py" in written["files"]
@@ -68,10 +69,12 @@ def test_the_skeleton_keeps_the_whole_promise(here: Path, capsys: pytest.Capture
     )
     assert {it.check for it in outcomes} == set(CHECKS)
     assert [it for it in outcomes if it.state == "failed"] == []
-    assert [it.check for it in outcomes if it.state == "skipped"] == ["order", "signature", "far-side-outage"]
+    assert [it.check for it in outcomes if it.state == "skipped"] == ["order", "signature", "service-outage"]
 
 
-def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_test_exits_0_for_a_correct_plugin_and_1_for_a_wrong_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plugin", "new", "memory", "shelf", "--in", "."]) == 0
     target, only = "everhold_shelf:Shelf", ("--only", "basics", "--only", "restart")
     capsys.readouterr()
@@ -99,7 +102,21 @@ def test_a_third_party_plug_in_is_tested_by_its_path(here: Path, capsys: pytest.
     assert "unacknowledged" in found["checks"][2]["reason"]
 
 
-def test_a_plug_in_that_cannot_be_used_is_said_so_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("source, state", [(NOTEBOOK, "passed"), (LEAKING, "failed")], ids=["apart", "leaks"])
+def test_the_canary_finds_a_plug_in_that_shows_one_person_s_words_to_another(
+    here: Path, capsys: pytest.CaptureFixture[str], source: str, state: str
+) -> None:
+    plugin = here / "notebook"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(source)
+    kept = ("--set", f'environ={{"KEPT": "{here}/everybody.txt"}}')
+    code, found = run(capsys, "plugin", "test", f"hermes-plugin:{plugin}", "--only", "canary", "--seconds", "60", *kept)
+    (outcome,) = found["checks"]
+    assert (outcome["state"], code) == (state, int(state == "failed")), outcome
+    assert state == "passed" or "it showed one person's words to another" in outcome["reason"]
+
+
+def test_an_unusable_plugin_is_reported_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = here / "odd"
     plugin.mkdir()
     (plugin / "__init__.py").write_text("import nowhere_to_be_found")
@@ -119,9 +136,13 @@ def test_a_plug_in_that_cannot_be_used_is_said_so_once(here: Path, capsys: pytes
         (("plugin", "test", "everhold_shelf:Shelf", "--only", "magic"), 1, "there is no check 'magic'"),
         (("plugin", "new", "memory", "Bad Name"), 2, "is not a name"),
         (("plugin", "new", "memory", "again", "--in", "."), 2, "is not empty"),
+        (("plugin", "new", "platform", "telegram"), 2, "everhold already offers a platform 'telegram'"),
+        (("plugin", "new", "memory", "honcho"), 2, "everhold already offers a memory provider 'honcho'"),
+        (("plugin", "new", "platform", "a--b"), 2, "is not a name"),
+        (("plugin", "test", "nowhere:Shelf"), 2, "memories: 'nowhere:Shelf' cannot be loaded"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_remedy(
+def test_invalid_arguments_are_refused_with_a_remedy(
     here: Path, capsys: pytest.CaptureFixture[str], args: Sequence[str], code: int, says: str
 ) -> None:
     assert main(["plugin", "new", "memory", "shelf", "--in", "."]) == 0
@@ -131,7 +152,7 @@ def test_what_makes_no_sense_is_refused_with_a_remedy(
     assert "→" in told
 
 
-# -- C4: a stranger's package ------------------------------------------------------------------------------------------
+# -- C4: a third-party package -----------------------------------------------------------------------------------------
 
 
 def wheel_of(package: Path, to: Path) -> Path:
@@ -157,7 +178,7 @@ def package_of(name: str, here: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["tin", "foreign"])
-async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_touched(
+async def test_an_installed_third_party_memory_works_by_its_name(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     wheel = wheel_of(package_of(name, here), here)
@@ -177,11 +198,11 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         assert "Berta" in answer
         await t.wait_until_idle()
         (memory,) = (await t.app.session_admin.collect_status())["memories"]
-        assert (memory["memory"], memory["state"], memory["lag"]) == (name, "well", 0)
+        assert (memory["memory"], memory["state"], memory["backlog"]) == (name, "healthy", 0)
         assert not t.app.describe()["problems"]
 
 
-async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_third_party_tool_is_offered_and_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = Path(shutil.copytree(TIN.with_name("everhold-dice"), here / "everhold-dice"))
     with zipfile.ZipFile(wheel_of(package, here)) as packed:
         packed.extractall(here / "site")
@@ -199,7 +220,7 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
             assert '"20 of big for main, sealed"' in server.requests[1].body.decode()
             assert (here / "home" / "tools" / "big" / "main").is_dir()
             assert not t.app.describe()["problems"]
-            # two of one name: the first has it, and the other is named with the reason
+            # two tools have one name: the first keeps it, and the other is reported
             assert t.app.agents.get_runtime("other", {}).tools["roll"].deadline == 6.0
             (problem,) = t.app.describe()["problems"]
             assert (problem["key"], "another tool is already called roll" in problem["message"]) == ("tools.big", True)
@@ -211,7 +232,7 @@ async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is not a tool")])
-async def test_a_tool_that_cannot_be_built_costs_itself_only(
+async def test_a_tool_that_cannot_be_built_disables_only_itself(
     here: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, says: str
 ) -> None:
     (here / "everhold_bent.py").write_text(
@@ -226,7 +247,7 @@ async def test_a_tool_that_cannot_be_built_costs_itself_only(
         assert [key for key, text in problems.items() if "no tool 'nowhere'" in text] == ["defaults.tools[1]"]
 
 
-async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None:
+async def test_every_selectable_tool_is_built_under_its_name(here: Path) -> None:
     agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in SELECTABLE_TOOLS}
     async with RunningGateway(here, json.dumps({"agents": agents})) as t:
         for name in SELECTABLE_TOOLS:
@@ -238,7 +259,7 @@ async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name, version", [("tin", "0.3.0"), ("foreign", "0.1.0")])
-def test_the_same_in_a_fresh_environment(here: Path, name: str, version: str) -> None:
+def test_an_installed_package_works_in_a_fresh_environment(here: Path, name: str, version: str) -> None:
     """pip installs everhold and a third-party package into a new environment that has the dependencies."""
     wheels = [wheel_of(ROOT, here), wheel_of(package_of(name, here), here)]
     venv.create(here / "env", with_pip=True)

@@ -28,25 +28,25 @@ from everhold.cli.render import (
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
-def test_the_reference_page_is_what_the_parser_says() -> None:
+def test_the_reference_page_matches_the_parser() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference.render_reference(), (
         "python -m everhold.cli.reference > docs/reference/cli.md"
     )
 
 
-def test_text_is_shown_and_never_obeyed() -> None:
+def test_control_characters_are_escaped() -> None:
     assert escape_control("a\x1b[31mb\x07\r\n\tc\x9bd\u202e") == "a\\x1b[31mb\\x07\\x0d\n\tc\\x9bd\\u202e"
     assert format_one_line("a\nb\t c  d") == "a b c d"
 
 
-def test_columns_count_as_a_terminal_counts_them() -> None:
+def test_column_widths_match_the_terminal() -> None:
     assert measure_width("日本") == 4
     assert measure_width("e\u0301") == 1
     assert truncate_to_columns("日本語", 5) == "日本…"
     assert truncate_to_columns("short", 5) == "short"
 
 
-def test_spans_and_numbers_read_well() -> None:
+def test_durations_and_counts_are_formatted() -> None:
     assert [format_duration(seconds) for seconds in (-1, 59, 60, 7200, 200_000)] == [
         "0 s",
         "59 s",
@@ -72,12 +72,14 @@ class Tty(io.StringIO):
         (io.StringIO(), {}, False),
     ],
 )
-def test_colours_are_for_terminals_that_want_them(stream: io.StringIO, environ: dict[str, str], coloured: bool) -> None:
+def test_colours_are_used_only_in_terminals_that_want_them(
+    stream: io.StringIO, environ: dict[str, str], coloured: bool
+) -> None:
     screen = CommandScreen.from_streams(stream, stream, environ=environ, json=False)
     assert (screen.paint.enabled, screen.paint_err.enabled) == (coloured, coloured)
 
 
-def test_a_table_is_cut_for_people_and_whole_for_programs() -> None:
+def test_a_table_is_shortened_in_a_terminal_and_complete_in_a_pipe() -> None:
     rows = [("a", "x" * 200)]
     out = io.StringIO()
     CommandScreen(out=out, err=out, json=False, paint=TextPainter(False), paint_err=TextPainter(False)).print_table(
@@ -104,7 +106,7 @@ def test_a_table_is_cut_for_people_and_whole_for_programs() -> None:
         ("{broken", {"text": "{broken"}),
     ],
 )  # fmt: skip
-def test_log_lines_of_both_forms_are_understood(line: str, found: dict[str, object]) -> None:
+def test_log_lines_in_text_and_json_are_parsed(line: str, found: dict[str, object]) -> None:
     assert parse_line(line) == found
 
 
@@ -124,7 +126,7 @@ def test_log_lines_of_both_forms_are_understood(line: str, found: dict[str, obje
         (["everhold", "sessions", "export", "last", "--format", "o"], {"openai"}),
     ],
 )
-def test_bash_completes(words: list[str], expected: set[str]) -> None:
+def test_bash_completion_works(words: list[str], expected: set[str]) -> None:
     found = completed(words)
     assert expected <= found
     if words[-1]:
@@ -132,11 +134,11 @@ def test_bash_completes(words: list[str], expected: set[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["chat", "--agent"], ["logs", "-n"], ["--json", "sessions", "search", "--limit"]])
-def test_bash_offers_no_option_where_a_value_is_due(words: list[str]) -> None:
+def test_bash_offers_no_option_where_a_value_is_expected(words: list[str]) -> None:
     assert completed(["everhold", *words, ""]) == set()
 
 
-def test_bash_offers_files_only_where_one_is_due(tmp_path: Path) -> None:
+def test_bash_offers_files_only_where_a_file_is_expected(tmp_path: Path) -> None:
     (tmp_path / "notes.md").touch()
     assert completed(["everhold", "sessions", "show", ""], at=tmp_path) >= {"last"}
     assert "notes.md" not in completed(["everhold", "sessions", "show", ""], at=tmp_path)
@@ -157,7 +159,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize("shell, script", [("bash", render_bash), ("zsh", render_zsh), ("fish", render_fish)])
-def test_completions_are_sound_scripts(shell: str, script: object, tmp_path: Path) -> None:
+def test_completion_scripts_are_valid(shell: str, script: object, tmp_path: Path) -> None:
     assert callable(script)
     text = script()
     assert "everhold" in text
@@ -170,7 +172,9 @@ def test_completions_are_sound_scripts(shell: str, script: object, tmp_path: Pat
 
 
 @pytest.mark.parametrize("words", [[], ["sessions"], ["sessions", "show"], ["up"], ["help"]])
-def test_help_shows_what_the_option_shows(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_command_prints_the_same_as_the_help_option(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["help", *words]) == 0
     said = capsys.readouterr().out
     assert main([*words, "--help"]) == 0
@@ -186,14 +190,14 @@ def test_help_shows_what_the_option_shows(words: list[str], capsys: pytest.Captu
         (["up", "now"], "there is no command 'now' in `everhold up`", "`everhold up --help` shows the arguments"),
     ],
 )
-def test_help_about_nothing_says_what_there_is(
+def test_help_for_an_unknown_command_lists_the_commands(
     words: list[str], said: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["help", *words]) == 1
     assert capsys.readouterr().err == f"everhold: {said}\n  → {remedy}\n"
 
 
-def test_a_summary_that_asks_ends_with_one_mark(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_description_that_is_a_question_ends_with_one_mark(capsys: pytest.CaptureFixture[str]) -> None:
     for words, parser in list_commands(build_parser()):
         assert "?." not in (parser.description or ""), words
     for name, parser in list_subcommands(build_parser()).items():

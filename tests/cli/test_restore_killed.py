@@ -18,7 +18,7 @@ pytestmark = pytest.mark.prove
 
 
 @pytest.mark.parametrize("seed", range(max(2, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)))
-def test_killed_anywhere_a_restore_is_safe_to_repeat(
+def test_a_restore_killed_at_any_time_can_be_repeated(
     command_home: CommandHome, tmp_path: Path, plugin: Path, seed: int
 ) -> None:
     command_home.run("send", "one").ok()

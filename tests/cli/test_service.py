@@ -1,4 +1,4 @@
-"""The gateway as a service: it is looked after by what the unit says, and nobody's own unit is ever touched.
+"""The gateway as a service: the manager restarts it as the unit says, and a foreign unit is never changed.
 
 `make prove` runs the same under a real systemd, where this machine lets us start one.
 """
@@ -19,7 +19,7 @@ import pytest
 
 from everhold.cli.main import _is_final
 from everhold.config import ConfigError
-from everhold.errors import HomeBusy, Refused, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreNewer
+from everhold.errors import HomeBusy, Refused, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreNewer, StoreOutdated
 from tests.cli.command_home import CONFIG, CommandHome, CommandResult, wait_until
 from tests.waiting import LIMIT_SECONDS
 
@@ -113,7 +113,7 @@ class SystemdMachine:
     def close(self) -> None:
         if self.systemd_process is not None:
             if self.systemd_process.poll() is None:
-                self.systemd_process.terminate()  # it lets go of everything it started
+                self.systemd_process.terminate()  # stop every process that it started
             self.systemd_process.wait(timeout=LIMIT_SECONDS)
             for folder in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup"):
                 for group in sorted(Path(folder).glob(f"everhold-{self.systemd_process.pid}/**/"), reverse=True):
@@ -132,7 +132,7 @@ def machine(
     for folder in ("bin", "state", "config"):
         (root / folder).mkdir(parents=True)
     if request.param == "stand-in":
-        calm = root / "bin" / "loginctl"  # whoever runs the tests did not ask to linger
+        calm = root / "bin" / "loginctl"  # do not enable lingering for the user who runs the tests
         calm.write_text("#!/bin/sh\nexit 0\n")
         calm.chmod(0o755)
         program = root / "bin" / "systemctl"
@@ -153,10 +153,10 @@ def _configure(command_home: CommandHome, more: str = "") -> None:
     (command_home.path / "config.yaml").write_text(f"{CONFIG}http: {{port: 0}}\n{more}")
 
 
-# -- from the first to the last ----------------------------------------------------------------------------------------
+# -- install to uninstall ----------------------------------------------------------------------------------------------
 
 
-def test_installed_started_stopped_and_gone(machine: SystemdMachine) -> None:
+def test_a_service_is_installed_started_stopped_and_removed(machine: SystemdMachine) -> None:
     missing = machine.service("status")
     assert (missing.code, "everhold service install" in missing.err) == (1, True)
     assert machine.service("status", "--json").json == {"installed": False, "manager": "systemd"}
@@ -164,7 +164,7 @@ def test_installed_started_stopped_and_gone(machine: SystemdMachine) -> None:
     installed = machine.service("install").ok()
     assert str(machine.unit) in installed.out
     assert "→ everhold service start" in installed.out
-    assert machine.unit.read_text() == machine.service("print").ok().out, "what is printed is what is written"
+    assert machine.unit.read_text() == machine.service("print").ok().out, "the printed unit equals the written one"
     assert machine.state()["wrong"], "it does not run yet"
 
     machine.service("start").ok()
@@ -181,7 +181,7 @@ def test_installed_started_stopped_and_gone(machine: SystemdMachine) -> None:
     assert machine.kept_units == []
 
 
-def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine: SystemdMachine) -> None:
+def test_setup_installs_and_starts_the_service_and_a_second_install_changes_nothing(machine: SystemdMachine) -> None:
     machine.shell.setattr("sys.stdin", io.StringIO("no\n"))
     refused = machine.run("setup", "service")
     assert (refused.code, "nothing was changed" in refused.err) == (1, True)
@@ -197,7 +197,7 @@ def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine
     assert machine.state()["pid"] != state["pid"]
 
 
-# -- looked after ------------------------------------------------------------------------------------------------------
+# -- restarts ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_gateway_is_restarted_and_continues(machine: SystemdMachine, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_gateway_that_hangs_logs_where_and_is_restarted(machine: SystemdMachin
     wait_until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out)
 
 
-def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: SystemdMachine) -> None:
+def test_a_permanent_failure_is_not_retried(machine: SystemdMachine) -> None:
     machine.service("install").ok()
     sound = (machine.home.path / "config.yaml").read_text()
     (machine.home.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
@@ -250,14 +250,14 @@ def test_a_service_manager_can_choose_the_exit_code_for_giving_up(command_home: 
     assert command_home.run("up", "--give-up-with", "300").code == 2
 
 
-def test_what_may_get_better_is_tried_again() -> None:
+def test_only_temporary_failures_are_retried() -> None:
     for error in (HomeBusy("in use"), StoreBusy("locked"), StoreFull("no room"), StoreError("fsync"), Refused("port")):
         assert not _is_final(error)
-    for final in (StoreDamaged("torn"), StoreNewer("of tomorrow"), ConfigError([])):
+    for final in (StoreDamaged("torn"), StoreNewer("of tomorrow"), StoreOutdated("of the past"), ConfigError([])):
         assert _is_final(final)
 
 
-def test_a_quiet_gateway_logs_to_its_home_alone(command_home: CommandHome) -> None:
+def test_a_quiet_gateway_logs_only_to_its_home(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway("--quiet")
     command_home.run_in_process("send", "hello").ok()
     wait_until(lambda: "turn.completed" in (command_home.path / "logs" / "everhold.log").read_text())
@@ -266,11 +266,11 @@ def test_a_quiet_gateway_logs_to_its_home_alone(command_home: CommandHome) -> No
     assert gateway.log == []
 
 
-# -- whose unit it is --------------------------------------------------------------------------------------------------
+# -- foreign units -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["changed", "another", "link"])
-def test_a_unit_that_is_not_ours_stays(machine: SystemdMachine, tmp_path: Path, how: str) -> None:
+def test_a_foreign_unit_is_not_changed(machine: SystemdMachine, tmp_path: Path, how: str) -> None:
     machine.service("install").ok()
     if how == "changed":
         machine.unit.write_text(machine.unit.read_text().replace("RestartSec=5", "RestartSec=50"))
@@ -318,10 +318,10 @@ def test_each_home_has_its_own_service(machine: SystemdMachine, tmp_path: Path) 
     machine.service("stop").ok()
 
 
-# -- what a newcomer would stumble over --------------------------------------------------------------------------------
+# -- frequent mistakes -------------------------------------------------------------------------------------------------
 
 
-def test_a_gateway_in_a_terminal_is_named_instead_of_fought(machine: SystemdMachine) -> None:
+def test_a_gateway_in_a_terminal_is_reported_and_not_replaced(machine: SystemdMachine) -> None:
     machine.service("install").ok()
     gateway = machine.home.start_gateway()
     refused = machine.service("start")
@@ -329,7 +329,7 @@ def test_a_gateway_in_a_terminal_is_named_instead_of_fought(machine: SystemdMach
     assert machine.state()["active"] == "inactive (dead)"
 
 
-def test_secrets_that_only_this_shell_knows_are_named(machine: SystemdMachine) -> None:
+def test_secrets_that_are_set_only_in_this_shell_are_named(machine: SystemdMachine) -> None:
     token = "  - {name: me, token_env: MY_TOKEN, person: ada}"
     people = "people: [{name: ada, identities: []}]"
     (machine.home.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
@@ -348,7 +348,7 @@ def test_a_refused_configuration_is_not_installed(machine: SystemdMachine) -> No
     assert not machine.unit.exists()
 
 
-def test_where_there_is_no_manager_nothing_is_written(machine: SystemdMachine) -> None:
+def test_nothing_is_written_without_a_service_manager(machine: SystemdMachine) -> None:
     (machine.root / "bin" / "systemctl").unlink(missing_ok=True)
     without = {"PATH": str(machine.root / "bin")}
     refused = machine.service("install", **without)
@@ -368,7 +368,7 @@ def _doctor(machine: SystemdMachine, code: int) -> dict[str, str]:
     return {it["text"]: it["remedy"] for it in done.json["findings"] if it["check"] == "service"}
 
 
-def test_doctor_looks_at_the_unit(machine: SystemdMachine, tmp_path: Path) -> None:
+def test_doctor_checks_the_unit(machine: SystemdMachine, tmp_path: Path) -> None:
     assert _doctor(machine, 0) == {}
     machine.service("install").ok()
     assert [*_doctor(machine, 0).items()] == [

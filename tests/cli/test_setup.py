@@ -54,9 +54,7 @@ def unseen(done: CommandResult) -> CommandResult:
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_flags_say_everything_and_the_next_message_is_answered(
-    fresh: CommandHome, server: ModelServer, provider: str
-) -> None:
+def test_a_model_can_be_set_up_with_flags_only(fresh: CommandHome, server: ModelServer, provider: str) -> None:
     url = server.openai if provider == "openai" else server.anthropic
     done = fresh.run(*FLAGS, "--provider", provider, "--url", url, "--name", "clever", "--key-stdin", input=f"{KEY}\n")
     assert unseen(done).ok().out.startswith("ok · clever answered in ")
@@ -72,7 +70,7 @@ def test_flags_say_everything_and_the_next_message_is_answered(
     assert fresh.run("config", "get", "agents.main.model").out == f"{provider}\n"
 
 
-def test_offline_needs_nothing(fresh: CommandHome) -> None:
+def test_the_offline_provider_needs_no_key(fresh: CommandHome) -> None:
     assert fresh.run(*FLAGS, "--provider", "offline").ok().out.startswith("ok · offline answered")
     assert fresh.run("config", "get", "agents.main.model").out == "offline\n"
     assert not (fresh.path / ".env").exists()
@@ -98,7 +96,7 @@ def test_comments_and_other_keys_stay(fresh: CommandHome, server: ModelServer) -
     assert "old" not in text
 
 
-def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: CommandHome) -> None:
+def test_setup_ends_with_the_findings_of_the_doctor(fresh: CommandHome) -> None:
     done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
     assert "no problem" in done.out
     fresh.run("send", "hello").ok()
@@ -107,19 +105,19 @@ def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: CommandHome) -
     done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
     assert "others may read" in done.out
     assert "chmod 600" in done.out
-    assert "NOT_THERE" not in done.out, "that is not what was set up"
+    assert "NOT_THERE" not in done.out, "findings about other parts are not printed"
     told = fresh.run("setup", "model", "--provider", "offline", "--no-input", "--json").ok().json
     assert [finding["check"] for finding in told["doctor"]] == ["permissions"]
 
 
-def test_json_is_for_programs(fresh: CommandHome, server: ModelServer) -> None:
+def test_setup_prints_json(fresh: CommandHome, server: ModelServer) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin", "--json")
     told = unseen(fresh.run(*FLAGS, *flags, input=KEY)).ok().json
     assert (told["model"], told["api_key_env"], told["agents"]) == ("openai", "LOCAL_API_KEY", ["main"])
     assert told["tried"]["streamed"] is True
 
 
-def test_two_servers_nearby_keep_a_key_each(fresh: CommandHome, server: ModelServer) -> None:
+def test_two_local_servers_have_separate_keys(fresh: CommandHome, server: ModelServer) -> None:
     first = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
     unseen(fresh.run(*FLAGS, *first, "--as", "first", input=KEY)).ok()
     with ModelServer(key="another-key-0123456789").threaded() as other:
@@ -133,7 +131,7 @@ def test_two_servers_nearby_keep_a_key_each(fresh: CommandHome, server: ModelSer
     fresh.run(*FLAGS, *first[:-1], "--as", "first").ok()
 
 
-def test_a_key_that_is_set_already_is_used(fresh: CommandHome, server: ModelServer) -> None:
+def test_an_existing_key_is_used(fresh: CommandHome, server: ModelServer) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "MY_KEY")
     refused = fresh.run(*FLAGS, *flags)
     assert (refused.code, "MY_KEY is not set" in refused.err) == (2, True)
@@ -151,7 +149,7 @@ def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: CommandHome) -> No
     assert "everhold config set agents.coder.model offline" in done.out
 
 
-def test_a_running_gateway_takes_it_up(fresh: CommandHome, server: ModelServer) -> None:
+def test_a_running_gateway_uses_the_new_model(fresh: CommandHome, server: ModelServer) -> None:
     fresh.start_gateway()
     try:
         assert "You said" not in fresh.run("send", "hello").ok().out
@@ -179,7 +177,7 @@ def test_a_running_gateway_takes_it_up(fresh: CommandHome, server: ModelServer) 
         (("--provider", "openai", "--name", "x", "--as", "a b"), 2, "is not valid in `models`"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(
+def test_a_missing_or_wrong_value_is_named_and_nothing_is_written(
     fresh: CommandHome, flags: tuple[str, ...], code: int, words: str
 ) -> None:
     done = fresh.run(*FLAGS, *flags)
@@ -195,7 +193,7 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(
     "name, key, code, words",
     [("clever", "canary-wrong-wrong-wrong", 1, "key"), ("stupid", KEY, 1, "stupid")],
 )
-def test_a_key_or_a_name_that_is_refused_is_not_written(
+def test_a_refused_key_or_model_name_is_not_written(
     fresh: CommandHome, server: ModelServer, name: str, key: str, code: int, words: str
 ) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", name, "--key-stdin")
@@ -206,7 +204,7 @@ def test_a_key_or_a_name_that_is_refused_is_not_written(
     assert not (fresh.path / ".env").exists()
 
 
-def test_no_test_writes_an_untested_configuration(fresh: CommandHome, server: ModelServer) -> None:
+def test_the_no_test_option_writes_an_untested_configuration(fresh: CommandHome, server: ModelServer) -> None:
     server.default = VendorFailure(kind="server_error")
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
     assert fresh.run(*FLAGS, *flags, input=KEY).code == 75
@@ -231,14 +229,14 @@ def test_questions_are_answered_on_plain_standard_input(fresh: CommandHome, serv
     assert "a number from 1 to 3" in done.err
 
 
-def test_after_a_failure_one_may_change_something(fresh: CommandHome, server: ModelServer) -> None:
+def test_after_a_failed_test_an_answer_can_be_changed(fresh: CommandHome, server: ModelServer) -> None:
     answers = ["1", server.openai, "stupid", KEY, "yes", "", "", "clever", ""]
     done = fresh.run("setup", "model", input="\n".join(answers) + "\n")
     assert unseen(done).ok().out.startswith("ok · clever")
     assert "stupid" in done.err
 
 
-def test_who_gives_up_changes_nothing(fresh: CommandHome, server: ModelServer) -> None:
+def test_giving_up_changes_nothing(fresh: CommandHome, server: ModelServer) -> None:
     done = fresh.run("setup", "model", input=f"1\n{server.openai}\nstupid\n{KEY}\nno\n")
     assert unseen(done).code == 1
     assert "nothing was written" in done.err
@@ -246,7 +244,7 @@ def test_who_gives_up_changes_nothing(fresh: CommandHome, server: ModelServer) -
     assert "not answered" in fresh.run("setup", "model", input="1\n").err
 
 
-def test_in_a_terminal_the_key_is_typed_unseen(fresh: CommandHome, server: ModelServer) -> None:
+def test_a_key_typed_in_a_terminal_is_not_echoed(fresh: CommandHome, server: ModelServer) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         build_command("setup", "model"),
@@ -279,7 +277,7 @@ def test_in_a_terminal_the_key_is_typed_unseen(fresh: CommandHome, server: Model
         (r"key \(not shown", KEY),
     ):
         expect(pattern)
-        if answer == KEY:  # getpass throws away what was typed before it switched the echo off
+        if answer == KEY:  # getpass discards input that was typed before it disabled the echo
             wait_until(lambda: not termios.tcgetattr(ours)[3] & termios.ECHO)
         os.write(ours, f"{answer}\n".encode())
     expect("next: everhold chat")
@@ -290,7 +288,7 @@ def test_in_a_terminal_the_key_is_typed_unseen(fresh: CommandHome, server: Model
     assert f"LOCAL_API_KEY={KEY}" in env(fresh)
 
 
-def test_ctrl_c_while_it_is_tried_writes_nothing(fresh: CommandHome, server: ModelServer) -> None:
+def test_ctrl_c_during_the_test_writes_nothing(fresh: CommandHome, server: ModelServer) -> None:
     server.default = HangingConnection()
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "LOCAL_API_KEY")
     process = subprocess.Popen(build_command(*FLAGS, *flags), env=fresh.env(LOCAL_API_KEY=KEY), stderr=subprocess.PIPE)

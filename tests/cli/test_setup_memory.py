@@ -76,7 +76,7 @@ def config(command_home: CommandHome) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(command_home: CommandHome, name: str) -> None:
+def test_a_service_is_tested_written_and_attached_with_next_steps(command_home: CommandHome, name: str) -> None:
     with run_service(name) as service:
         done = setup(command_home, name, "--no-input", "--stdin", "--set", f"base_url={service.url}").ok()
         assert f"{name} answers" in done.out
@@ -95,7 +95,7 @@ def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(command
     assert json.loads(check.ok().out) == [name]
 
 
-def test_what_does_not_answer_is_not_written(command_home: CommandHome) -> None:
+def test_a_service_that_does_not_answer_is_not_written(command_home: CommandHome) -> None:
     with run_service("honcho") as service:
         before = config(command_home)
         wrong = setup(
@@ -137,7 +137,7 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: Comm
         *command_home.path.glob("memories/shy/*/kept.jsonl"),
         command_home.path / "memories" / "shy" / "hermes" / "kept.jsonl",
     ][:1]
-    wait_until(lambda: kept.exists() and kept.read_text())  # it is there before anything is in it
+    wait_until(lambda: kept.exists() and kept.read_text())  # the file exists before its first line
     assert json.loads(kept.read_text()) == ["hello", KEY, {"mode": "cloud", "depth": "3"}]
 
 
@@ -152,7 +152,7 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(command_home: Comm
         (["notes", "--provider", "hermes-plugin", "--no-input"], "--set path="),
     ],
 )
-def test_what_makes_no_sense_is_said(command_home: CommandHome, more: list[str], told: str) -> None:
+def test_invalid_arguments_are_refused(command_home: CommandHome, more: list[str], told: str) -> None:
     before = config(command_home)
     done = setup(command_home, *more)
     assert done.code != 0
@@ -160,7 +160,7 @@ def test_what_makes_no_sense_is_said(command_home: CommandHome, more: list[str],
     assert config(command_home) == before
 
 
-def test_one_agent_only(command_home: CommandHome) -> None:
+def test_a_memory_can_be_attached_to_one_agent(command_home: CommandHome) -> None:
     with (command_home.path / "config.yaml").open("a") as file:
         file.write("agents: {main: {}, coder: {persona: You write code.}}\n")
     with run_service("hindsight") as service:

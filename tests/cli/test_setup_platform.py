@@ -29,7 +29,7 @@ def config(command_home: CommandHome) -> str:
     return (command_home.path / "config.yaml").read_text()
 
 
-def test_a_bot_is_tried_written_and_told_what_to_do_next(command_home: CommandHome, server: TelegramServer) -> None:
+def test_a_bot_is_tested_and_written_with_next_steps(command_home: CommandHome, server: TelegramServer) -> None:
     before = "# mine, and it stays\n" + config(command_home)
     (command_home.path / "config.yaml").write_text(before)
     done = setup(command_home, server, "--no-input", "--stdin").ok()
@@ -47,7 +47,7 @@ def test_a_bot_is_tried_written_and_told_what_to_do_next(command_home: CommandHo
     assert "@my_bot" in again.out, "the token that is there will do"
 
 
-def test_a_token_that_stopped_working_is_told_by_the_doctor(command_home: CommandHome, server: TelegramServer) -> None:
+def test_doctor_reports_a_token_that_stopped_working(command_home: CommandHome, server: TelegramServer) -> None:
     setup(command_home, server, "--no-input", "--stdin").ok()
     command_home.run("doctor").ok()
     (command_home.path / ".env").write_text("TELEGRAM_MAIN_TOKEN=123456:wrong\n")
@@ -59,13 +59,13 @@ def test_a_token_that_stopped_working_is_told_by_the_doctor(command_home: Comman
     command_home.run("doctor", "--offline").ok()
 
 
-def test_it_asks_for_what_it_is_not_told(command_home: CommandHome, server: TelegramServer) -> None:
+def test_setup_asks_for_missing_values(command_home: CommandHome, server: TelegramServer) -> None:
     done = setup(command_home, server, "--account", "coder").ok()
     assert "BotFather" in done.err
     assert "TELEGRAM_CODER_TOKEN" in config(command_home)
 
 
-def test_a_token_that_does_not_work_is_not_written(command_home: CommandHome, server: TelegramServer) -> None:
+def test_an_invalid_token_is_not_written(command_home: CommandHome, server: TelegramServer) -> None:
     before = config(command_home)
     done = setup(command_home, server, "--no-input", "--stdin", input="123456:wrong\n")
     assert done.code == 1
@@ -84,7 +84,7 @@ def test_a_token_that_does_not_work_is_not_written(command_home: CommandHome, se
         (["--no-input", "--stdin", "--set", "colour=red"], "colour"),
     ],
 )
-def test_what_makes_no_sense_is_said(
+def test_invalid_arguments_are_refused(
     command_home: CommandHome, server: TelegramServer, more: list[str], told: str
 ) -> None:
     done = setup(command_home, server, *more)

@@ -12,7 +12,7 @@ from tests.platforms.remote_discord import TOKEN
 from tests.platforms.remote_slack import APP_TOKEN, BOT_TOKEN
 
 
-def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(command_home: CommandHome) -> None:
+def test_a_discord_bot_is_tested_and_written_with_its_invitation_link(command_home: CommandHome) -> None:
     with serve_in_thread(DiscordServer) as running:
         running.server.add_bot(TOKEN, username="my-bot")
         given = ("setup", "discord", "--set", f"base_url={running.server.api}", "--no-input", "--stdin")
@@ -31,7 +31,7 @@ def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(comman
 
 
 @pytest.mark.parametrize("tokens", [f"{BOT_TOKEN}\nwrong\n", f"wrong\n{APP_TOKEN}\n"])
-def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(command_home: CommandHome, tokens: str) -> None:
+def test_a_slack_app_is_written_only_if_both_tokens_work(command_home: CommandHome, tokens: str) -> None:
     before = (command_home.path / "config.yaml").read_text()
     with serve_in_thread(SlackServer) as running:
         running.server.add_app(BOT_TOKEN, APP_TOKEN, name="my-app")

@@ -33,7 +33,7 @@ def next_build(command_home: CommandHome, tmp_path: Path) -> str:
     return os.pathsep.join(map(str, (tmp_path / "site", command_home.plugin, Path(__file__).parents[2])))
 
 
-def test_an_upgrade_names_the_backup_of_the_older_store(command_home: CommandHome, next_build: str) -> None:
+def test_an_upgrade_prints_the_backup_of_the_older_store(command_home: CommandHome, next_build: str) -> None:
     done = command_home.run("status", PYTHONPATH=next_build)
     (saved,) = (command_home.path / "backups").iterdir()
     assert str(saved) in done.err
@@ -74,7 +74,7 @@ vfs.disk.fsync_fails_with = pathlib.Path(os.environ["TROUBLE"])
 """
 
 
-def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_gateway_whose_disk_fails_to_sync_exits_with_a_message(command_home: CommandHome, tmp_path: Path) -> None:
     """After a failed sync the process ends, because a later successful sync would prove nothing."""
     trouble = tmp_path / "trouble"
     (tmp_path / "site").mkdir()
@@ -95,7 +95,7 @@ def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(command_home: 
 
 
 @pytest.mark.parametrize("command", [("send", "hello"), ("up", "--port", "0"), ("status",), ("backup",)])
-def test_a_store_of_a_later_version_is_left_alone(command_home: CommandHome, command: tuple[str, ...]) -> None:
+def test_a_store_of_a_later_version_is_not_changed(command_home: CommandHome, command: tuple[str, ...]) -> None:
     command_home.run("send", "first").ok()
     db = apsw.Connection(str(command_home.path / "everhold.db"))
     db.pragma("user_version", migrate.list_migrations()[-1].number + 1)
@@ -107,7 +107,7 @@ def test_a_store_of_a_later_version_is_left_alone(command_home: CommandHome, com
     assert (command_home.path / "everhold.db").read_bytes() == before
 
 
-def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(command_home: CommandHome) -> None:
+def test_a_damaged_store_is_refused_with_page_session_and_restore_command(command_home: CommandHome) -> None:
     """The suggested command restores the last backup and keeps the damaged store."""
     for text in ("first", "second"):
         command_home.run("send", "--session", text, f"{text} " + "m" * 3000).ok()

@@ -72,13 +72,13 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceM
 # -- the whole gateway -------------------------------------------------------------------------------------------------
 
 
-def test_ready_alive_and_stopping_are_said_when_they_are_so(command_home: CommandHome, manager: ServiceManager) -> None:
+def test_ready_heartbeats_and_stopping_are_notified(command_home: CommandHome, manager: ServiceManager) -> None:
     gateway = command_home.start_gateway(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC=str(int(OFTEN * 1e6)))
     first = manager.receive()
     assert first["READY"] == "1"
     assert "1 agent" in first["STATUS"]
     with urllib.request.urlopen(first["STATUS"].split(" · ")[-1] + "/ready") as page:
-        assert page.status == 200, "nobody is told before it listens"
+        assert page.status == 200, "READY is sent only once the server listens"
     assert [manager.receive() for _ in range(3)] == [{"WATCHDOG": "1"}] * 3
     gateway.signal(signal.SIGTERM)
     heard = manager.receive()
@@ -89,7 +89,7 @@ def test_ready_alive_and_stopping_are_said_when_they_are_so(command_home: Comman
     assert gateway.wait_until_ended() == 0
 
 
-def test_a_loop_that_hangs_is_not_alive(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_hanging_event_loop_sends_no_heartbeat(command_home: CommandHome, tmp_path: Path) -> None:
     manager = ServiceManager(str(tmp_path / "n"))
     command_home.start_gateway(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC=str(int(OFTEN * 1e6)))
     assert "READY" in manager.receive()
@@ -98,17 +98,17 @@ def test_a_loop_that_hangs_is_not_alive(command_home: CommandHome, tmp_path: Pat
     command_home.start_command("send", f"freeze {free}")
     wait_until(manager.is_silent)
     free.touch()
-    assert manager.receive() == {"WATCHDOG": "1"}, "and it is again once it goes on"
+    assert manager.receive() == {"WATCHDOG": "1"}, "the heartbeat returns once the loop continues"
 
 
-def test_a_refused_configuration_is_never_ready_and_ends_with_78(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_refused_configuration_is_never_ready_and_exits_78(command_home: CommandHome, tmp_path: Path) -> None:
     manager = ServiceManager(str(tmp_path / "n"))
     (command_home.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
     assert command_home.run("up", "--port", "0", NOTIFY_SOCKET=manager.address).code == 78
     assert manager.is_silent()
 
 
-# -- the beat alone ----------------------------------------------------------------------------------------------------
+# -- heartbeats only ---------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
@@ -121,7 +121,7 @@ async def run_heartbeats(store: SqliteStore, manager: ServiceManager) -> AsyncIt
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_writer_that_hangs_is_not_alive(tmp_path: Path, manager: ServiceManager) -> None:
+async def test_a_hanging_writer_sends_no_heartbeat(tmp_path: Path, manager: ServiceManager) -> None:
     store = open_store(tmp_path / "log.db")
     free = threading.Event()
 
@@ -130,7 +130,7 @@ async def test_a_writer_that_hangs_is_not_alive(tmp_path: Path, manager: Service
 
     async with run_heartbeats(store, manager):
         stuck = asyncio.ensure_future(store.writer.write(hang))
-        # what was on its way may still arrive
+        # a heartbeat that was already sent may still arrive
         assert True in [await asyncio.to_thread(manager.is_silent) for _ in range(3)]
         free.set()
         await stuck
@@ -138,7 +138,7 @@ async def test_a_writer_that_hangs_is_not_alive(tmp_path: Path, manager: Service
     await store.close()
 
 
-async def test_a_broken_writer_is_not_alive(tmp_path: Path, manager: ServiceManager) -> None:
+async def test_a_broken_writer_sends_no_heartbeat(tmp_path: Path, manager: ServiceManager) -> None:
     vfs = FaultyVFS()
     store = open_store(tmp_path / "log.db", vfs=vfs.name)
     async with run_heartbeats(store, manager) as beat:
@@ -151,7 +151,7 @@ async def test_a_broken_writer_is_not_alive(tmp_path: Path, manager: ServiceMana
     vfs.unregister()
 
 
-async def test_a_lock_of_another_process_is_no_reason_to_restart(tmp_path: Path, manager: ServiceManager) -> None:
+async def test_a_lock_of_another_process_does_not_stop_the_heartbeat(tmp_path: Path, manager: ServiceManager) -> None:
     store = open_store(tmp_path / "log.db", patience=0.01)
     other = apsw.Connection(str(tmp_path / "log.db"))
     async with run_heartbeats(store, manager):
@@ -163,7 +163,7 @@ async def test_a_lock_of_another_process_is_no_reason_to_restart(tmp_path: Path,
     await store.close()
 
 
-async def test_nor_is_a_full_disk(tmp_path: Path, manager: ServiceManager) -> None:
+async def test_a_full_disk_does_not_stop_the_heartbeat(tmp_path: Path, manager: ServiceManager) -> None:
     """The pulse and a message are committed together, and both are refused because the disk is full."""
     vfs = FaultyVFS()
     store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
@@ -191,10 +191,10 @@ async def test_nor_is_a_full_disk(tmp_path: Path, manager: ServiceManager) -> No
 # -- what the environment says -----------------------------------------------------------------------------------------
 
 
-def test_what_was_meant_for_another_process_is_not_answered() -> None:
+def test_notify_variables_of_another_process_are_ignored() -> None:
     mine = {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid()), "PATH": "/bin"}
     assert ServiceNotifier.from_environment(mine) == ServiceNotifier("/run/n", 3.0)
-    assert mine == {"PATH": "/bin"}, "nor will a child of ours answer for us"
+    assert mine == {"PATH": "/bin"}, "a child process does not inherit the variables"
     assert (
         ServiceNotifier.from_environment(
             {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}
@@ -210,7 +210,7 @@ def test_without_a_notify_socket_nothing_is_sent(tmp_path: Path) -> None:
     ServiceNotifier(str(tmp_path / "gone")).send(READY="1")
 
 
-def test_where_a_loop_knows_no_signals_the_first_one_still_stops_it() -> None:
+def test_the_first_signal_stops_a_loop_without_signal_handlers() -> None:
     class Plain(asyncio.SelectorEventLoop):
         """As on Windows."""
 

@@ -27,17 +27,17 @@ from tests.cli.command_home import CommandHome, wait_until
 from tests.waiting import LIMIT_SECONDS
 
 
-def test_a_newcomer_needs_no_home_and_no_configuration(command_home: CommandHome) -> None:
+def test_send_needs_no_home_and_no_configuration(command_home: CommandHome) -> None:
     (command_home.path / "config.yaml").unlink()
     done = command_home.run("send", "hello", "--timeout", "0.2")
-    assert done.code in (0, 75)  # without a model the message is kept all the same
+    assert done.code in (0, 75)  # the message is stored without a model
     assert stat.S_IMODE(command_home.path.stat().st_mode) == 0o700
     assert [
         entry["kind"] for entry in command_home.run_in_process("sessions", "show", "last", "--json").json["entries"]
     ][:1] == ["heard"]
 
 
-def test_looking_at_nothing_creates_nothing(tmp_path: Path, command_home: CommandHome) -> None:
+def test_reading_a_missing_home_creates_nothing(tmp_path: Path, command_home: CommandHome) -> None:
     elsewhere = tmp_path / "elsewhere"
     for argv in (["sessions"], ["status"], ["audit"], ["undo", "last"], ["logs"], ["dead-letters", "list"]):
         done = command_home.run_in_process(*argv, "--home", str(elsewhere))
@@ -48,7 +48,7 @@ def test_looking_at_nothing_creates_nothing(tmp_path: Path, command_home: Comman
     assert not elsewhere.exists()
 
 
-def test_send_answers_by_itself_and_leaves_everything_in_order(command_home: CommandHome) -> None:
+def test_send_answers_without_a_gateway_and_cleans_up(command_home: CommandHome) -> None:
     assert command_home.run("send", "hello", "--session", "work").ok().out == "You said: hello\n"
     again = command_home.run("send", "again", "--session", "work", "--json").ok().json
     assert again["seq"] == 6
@@ -59,7 +59,9 @@ def test_send_answers_by_itself_and_leaves_everything_in_order(command_home: Com
     assert "message.accepted" in (command_home.path / "logs" / "everhold.log").read_text()
 
 
-def test_what_is_not_answered_in_time_is_kept_and_answered_later(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_message_without_an_answer_in_time_is_kept_and_answered_later(
+    command_home: CommandHome, tmp_path: Path
+) -> None:
     late = tmp_path / "late"
     done = command_home.run("send", f"hold {late}", "--timeout", "0.5", "--json")
     assert (done.code, done.json["outcome"], done.json["reply"]) == (75, "waiting", None)
@@ -71,14 +73,14 @@ def test_what_is_not_answered_in_time_is_kept_and_answered_later(command_home: C
     command_home.run_in_process("audit").ok()
 
 
-def test_messages_without_anybody_to_answer_them_are_wrong(command_home: CommandHome, tmp_path: Path) -> None:
+def test_status_fails_if_messages_wait_without_a_gateway(command_home: CommandHome, tmp_path: Path) -> None:
     assert command_home.run("send", f"down {tmp_path / 'back'}", "--timeout", "0.2").code == 75
     done = command_home.run_in_process("status")
     assert done.code == 1
     assert "1 message waiting, but no gateway is running" in done.out
 
 
-def test_a_model_that_is_down_answers_once_it_is_back(command_home: CommandHome, tmp_path: Path) -> None:
+def test_a_message_during_a_model_outage_is_answered_after_it(command_home: CommandHome, tmp_path: Path) -> None:
     back = tmp_path / "back"
     command_home.start_gateway()
     asking = command_home.start_command("send", f"down {back}", "--json")
@@ -89,10 +91,10 @@ def test_a_model_that_is_down_answers_once_it_is_back(command_home: CommandHome,
     assert json.loads(out)["reply"].startswith("You said: down")
 
 
-# -- two at once -------------------------------------------------------------------------------------------------------
+# -- concurrency -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_gateway_exits_at_once_and_says_who_is_there(command_home: CommandHome) -> None:
+def test_a_second_gateway_exits_at_once_and_names_the_first(command_home: CommandHome) -> None:
     gateway = command_home.start_gateway()
     second = command_home.run("up", "--port", "0")
     assert second.code == 1
@@ -106,7 +108,7 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(command_home: Comma
     running += [command_home.start_command("sessions", "show", "last", "--json") for _ in range(2)]
     for process in running:
         _, err = process.communicate(timeout=LIMIT_SECONDS)
-        # 75: whoever held the home left in this very moment; it says so, and nothing is lost
+        # 75: the process that held the home ended at this moment; the command reports it, and nothing is lost
         assert process.returncode in (0, 75), err
     told = sum(process.returncode == 0 for process in running[:3])
     assert told
@@ -119,7 +121,7 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(command_home: Comma
     command_home.run_in_process("audit").ok()
 
 
-def test_a_home_held_by_a_silent_process_is_waited_for_then_reported(command_home: CommandHome) -> None:
+def test_a_busy_home_is_waited_for_and_then_reported(command_home: CommandHome) -> None:
     args = parse_arguments(["--home", str(command_home.path), "sessions"])
     screen = CommandScreen.from_streams(sys.stdout, sys.stderr, environ={}, json=False)
     with HomeLock(command_home.path / "lock"), pytest.raises(HomeBusy, match=f"process {os.getpid()}"):
@@ -161,7 +163,7 @@ def test_a_refused_configuration_exits_78_with_file_line_key_and_remedy(
     assert "Traceback" not in done.err
 
 
-def test_looking_goes_on_by_the_last_good_configuration(command_home: CommandHome) -> None:
+def test_read_commands_use_the_last_valid_configuration(command_home: CommandHome) -> None:
     command_home.run("send", "hello").ok()
     (command_home.path / "config.yaml").write_text(BROKEN)
     done = command_home.run("sessions", "--json").ok()
@@ -169,14 +171,14 @@ def test_looking_goes_on_by_the_last_good_configuration(command_home: CommandHom
     assert "using the last valid one" in done.err
 
 
-def test_up_prints_one_line_and_nothing_behind_it(command_home: CommandHome) -> None:
+def test_up_logs_only_lines_about_sessions(command_home: CommandHome) -> None:
     command_home.start_gateway()
     wait_until(lambda: command_home.run_in_process("send", "hello").code == 0)
     log = (command_home.path / "logs" / "everhold.log").read_text().splitlines()
-    assert [line for line in log if " session=" not in line] == [], "whatever is told is what somebody did"
+    assert [line for line in log if " session=" not in line] == [], "every log line belongs to a session"
 
 
-def test_up_starts_with_the_last_good_configuration_if_asked(command_home: CommandHome) -> None:
+def test_up_starts_with_the_last_valid_configuration_if_asked(command_home: CommandHome) -> None:
     command_home.run("send", "hello").ok()
     (command_home.path / "config.yaml").write_text(BROKEN)
     gateway = command_home.start_gateway("--last-good")
@@ -197,7 +199,7 @@ def test_a_damaged_store_exits_1_with_the_reason(command_home: CommandHome, argv
     assert "  → " in done.err
 
 
-def test_a_tampered_entry_breaks_a_promise_and_the_audit_says_which(command_home: CommandHome) -> None:
+def test_audit_names_the_promise_that_a_tampered_entry_breaks(command_home: CommandHome) -> None:
     command_home.run("send", "hello").ok()
     with closing(apsw.Connection(str(command_home.path / "everhold.db"))) as db:
         db.execute("update entries set body = replace(body, 'hello', 'hullo') where seq = 1")
@@ -208,7 +210,7 @@ def test_a_tampered_entry_breaks_a_promise_and_the_audit_says_which(command_home
     assert [line["promise"] for line in report["promises"] if not line["holds"]] == ["P8"]
 
 
-def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(command_home: CommandHome) -> None:
+def test_dead_letters_are_listed_everywhere_and_can_be_replayed(command_home: CommandHome) -> None:
     session = command_home.run("send", "hello", "--json").ok().json["session"]
     with closing(apsw.Connection(str(command_home.path / "everhold.db"))) as db:
         db.execute(
@@ -220,7 +222,7 @@ def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(command_home:
     assert "may have arrived" in command_home.run_in_process("dead-letters").ok().out
     status = command_home.run_in_process("status", "--json")
     assert (status.code, status.json["in_doubt"]) == (1, 1)
-    report = command_home.run_in_process("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
+    report = command_home.run_in_process("audit").ok().out  # a doubt is listed and breaks no promise
     assert "doubt  " in report
     assert "memory:far: entry 4 may have arrived: no room" in report
     assert (
@@ -245,7 +247,7 @@ main.run_command(["completion", "bash"])
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
-def test_a_bug_is_printed_in_two_lines_unless_debugging(command_home: CommandHome, debug: str) -> None:
+def test_a_bug_is_printed_in_two_lines_without_debug(command_home: CommandHome, debug: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUG],
         env=command_home.env(EVERHOLD_DEBUG=debug),
@@ -261,7 +263,7 @@ def test_a_bug_is_printed_in_two_lines_unless_debugging(command_home: CommandHom
 # -- how a gateway ends ------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_a_running_turn_end(command_home: CommandHome, tmp_path: Path) -> None:
+def test_sigterm_lets_a_running_turn_finish(command_home: CommandHome, tmp_path: Path) -> None:
     gateway = command_home.start_gateway()
     late = tmp_path / "late"
     asking = command_home.start_command("send", f"hold {late}", "--timeout", "300")

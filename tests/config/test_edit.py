@@ -34,7 +34,7 @@ def changes(before: str, after: str) -> list[str]:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_split_as_they_are_shown() -> None:
+def test_keys_are_parsed_as_they_are_printed() -> None:
     assert split_key("agents.main.model") == ("agents", "main", "model")
     assert split_key("people[0].name") == ("people", 0, "name")
     assert split_key('chats."-100.5".agent') == ("chats", "-100.5", "agent")
@@ -44,7 +44,7 @@ def test_keys_are_split_as_they_are_shown() -> None:
             split_key(key)
 
 
-def test_values_are_what_yaml_makes_of_them() -> None:
+def test_values_are_parsed_as_yaml() -> None:
     assert [parse_value(text) for text in ("80", "true", "[a, b]", "{a: 1}", "plain text", "null", "a: b", "# x")] == [
         80,
         True,
@@ -57,7 +57,7 @@ def test_values_are_what_yaml_makes_of_them() -> None:
     ]
 
 
-def test_getting_shows_what_is_in_force(sample: str) -> None:
+def test_get_prints_the_effective_value(sample: str) -> None:
     settings = parse_settings(sample, read_persona=lambda _: "I am.")
     assert get_key(settings, "agents.coder.busy") == "queue"
     assert get_key(settings, "agents.coder.tools[2]") == "mcp:time"
@@ -94,7 +94,7 @@ CHOICES = (("-", "resend"), ("+", "hold"))
         ("backup", {"keep": 3}, ["- backup: {every_hours: 24, keep: 7}", "+ backup: {keep: 3}"]),
     ],
 )  # fmt: skip
-def test_one_key_changes_and_every_comment_stays(sample: str, key: str, value: Any, change: list[str]) -> None:
+def test_set_changes_one_key_and_keeps_every_comment(sample: str, key: str, value: Any, change: list[str]) -> None:
     assert changes(sample, edit_text(sample, split_key(key), value)) == change
 
 
@@ -179,7 +179,7 @@ def test_a_set_value_can_be_read_back_and_nothing_else_changes(before: Any, key:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_setting_writes_whole_files_and_keeps_their_mode(home: Home) -> None:
+def test_set_writes_whole_files_and_keeps_their_mode(home: Home) -> None:
     home.config.write_text("# mine\ntimezone: UTC # zone\n")
     home.config.chmod(0o644)
     settings = set_key(home, "timezone", "Europe/Berlin", environ={})
@@ -189,7 +189,7 @@ def test_setting_writes_whole_files_and_keeps_their_mode(home: Home) -> None:
     assert not [name for name in os.listdir(home.path) if name.endswith(".new")]
 
 
-def test_the_first_key_makes_the_file(home: Home) -> None:
+def test_the_first_set_key_creates_the_file(home: Home) -> None:
     set_key(home, "timezone", "Europe/Berlin", environ={})
     assert home.config.read_text() == "timezone: Europe/Berlin\n"
     assert home.config.stat().st_mode & 0o777 == 0o600
@@ -211,7 +211,7 @@ def test_an_invalid_value_is_not_written(home: Home, key: str, value: str, said:
     assert home.config.read_text() == "loops: {max_hops: 2}\n"
 
 
-def test_a_broken_file_is_not_made_worse(home: Home) -> None:
+def test_a_broken_file_is_not_edited(home: Home) -> None:
     home.config.write_text("a: {\n")
     with pytest.raises(ConfigError):
         set_key(home, "timezone", "UTC", environ={})
@@ -230,7 +230,7 @@ def test_a_concurrent_edit_is_not_overwritten(home: Home) -> None:
     assert home.config.read_text() == "timezone: UTC\nloops: {max_hops: 3}\n"
 
 
-def test_a_linked_config_stays_a_link(home: Home, tmp_path: Path) -> None:
+def test_a_symlinked_config_stays_a_link(home: Home, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("timezone: UTC\n")
     home.config.symlink_to(tmp_path / "mine.yaml")
     set_key(home, "loops.max_hops", 3, environ={})
@@ -238,7 +238,7 @@ def test_a_linked_config_stays_a_link(home: Home, tmp_path: Path) -> None:
     assert (tmp_path / "mine.yaml").read_text() == "timezone: UTC\nloops:\n  max_hops: 3\n"
 
 
-def test_a_byte_order_mark_survives(home: Home) -> None:
+def test_a_byte_order_mark_is_kept(home: Home) -> None:
     home.config.write_bytes(b"\xef\xbb\xbftimezone: UTC\n")
     set_key(home, "timezone", "Europe/Paris", environ={})
     assert home.config.read_bytes() == b"\xef\xbb\xbftimezone: Europe/Paris\n"

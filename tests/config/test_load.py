@@ -131,7 +131,7 @@ def test_a_null_resets_a_default() -> None:
     assert settings.agents["a"].busy == "queue"
 
 
-def test_a_model_may_be_written_where_it_is_used() -> None:
+def test_a_model_may_be_defined_inside_an_agent() -> None:
     settings = read("""
         models: {small: {provider: offline}}
         defaults: {model: {provider: openai, name: x, base_url: "http://h/v1"}}
@@ -210,7 +210,7 @@ def test_a_persona_file_is_read_once_from_the_home(home: Home) -> None:
     assert set(settings.seen) == {home.path, home.config, home.env, home.path / "SOUL.md"}
 
 
-def test_nothing_in_it_can_be_changed(sample: str) -> None:
+def test_settings_are_immutable(sample: str) -> None:
     settings = read(sample)
     with pytest.raises(ValidationError):
         settings.timezone = "UTC"  # type: ignore[misc]
@@ -345,7 +345,7 @@ def test_deep_nesting_is_refused() -> None:
     assert any("deep" in line for line in refused("a: " + "{a: " * 100 + "1" + "}" * 100))
 
 
-def test_what_is_not_text_is_refused(home: Home) -> None:
+def test_a_config_that_is_not_text_is_refused(home: Home) -> None:
     home.config.write_bytes(b"timezone: UTC\n\xff\xfe")
     with pytest.raises(ConfigError, match=r"config\.yaml:2: is not UTF-8 text"):
         load_settings(home, environ={})
@@ -358,7 +358,7 @@ def test_a_missing_persona_file_is_named(home: Home) -> None:
     assert home.path / "gone.md" in caught.value.seen
 
 
-def test_a_pipe_in_place_of_a_persona_does_not_hang(home: Home) -> None:
+def test_a_named_pipe_as_persona_does_not_hang(home: Home) -> None:
     import os
 
     os.mkfifo(home.path / "SOUL.md")
@@ -374,7 +374,7 @@ def test_a_config_error_is_an_invalid_request() -> None:
 # -- revisions ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_revision_changes_with_what_is_in_force_and_only_then(sample: str) -> None:
+def test_a_revision_changes_only_with_the_effective_settings(sample: str) -> None:
     first = read(sample, OPENAI_API_KEY="one")
     again = read(
         "\n# a comment\n" + sample.replace("timezone: Europe/Berlin", "timezone: 'Europe/Berlin'   # zone"),
@@ -408,7 +408,7 @@ def test_a_revision_depends_on_the_home_s_salt(sample: str) -> None:
     assert revision(b"a" * 32) != revision(b"b" * 32)
 
 
-def test_a_homes_salt_is_made_once_and_private(home: Home) -> None:
+def test_a_homes_salt_is_created_once_and_private(home: Home) -> None:
     first = load_settings(home, environ={})
     assert home.salt.stat().st_mode & 0o777 == 0o600
     assert load_settings(home, environ={}).revision == first.revision
@@ -416,7 +416,7 @@ def test_a_homes_salt_is_made_once_and_private(home: Home) -> None:
     assert load_settings(home, environ={}).revision != first.revision
 
 
-def test_an_agents_signature_changes_with_what_it_depends_on() -> None:
+def test_an_agents_signature_changes_with_its_settings() -> None:
     text = """
         models: {a: {provider: offline, name: one}, b: {provider: offline, name: two}}
         mcp: {time: {command: [x]}}
@@ -472,7 +472,7 @@ def test_a_plugins_own_keys_are_checked_by_the_plugin() -> None:
     ]
 
 
-def test_a_missing_secret_does_not_make_a_plugins_section_wrong() -> None:
+def test_a_missing_secret_does_not_make_a_plugin_section_invalid() -> None:
     settings = ask("platforms: {telegram: {main: {token_env: T}}}\nagents: {main: {tools: []}}")
     (problem,) = [problem for problem in settings.problems if problem.path[:1] == ("platforms",)]
     assert (problem.message, problem.disables, problem.fatal) == ("T is not set", "platforms.telegram.main", False)

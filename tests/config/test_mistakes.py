@@ -34,7 +34,7 @@ def explain(text: str | bytes) -> list[ConfigProblem]:
         return list(error.problems)
 
 
-def test_there_are_at_least_a_hundred() -> None:
+def test_there_are_at_least_a_hundred_mistakes() -> None:
     assert len(MISTAKES) >= 100
 
 
@@ -50,7 +50,7 @@ def test_each_mistake_gets_file_line_key_cause_and_remedy(text: str, said: list[
         assert "while " not in problem.message, "the parser's words"
 
 
-def test_only_what_is_wrong_with_the_whole_file_has_no_key() -> None:
+def test_only_problems_of_the_whole_file_have_no_key() -> None:
     bare = {name for name, text, _ in MISTAKES if any(not problem.path for problem in explain(text))}
     assert bare == {"top list", "top scalar", "two docs", "toml", "ini", "no space after colon"}
 
@@ -81,7 +81,7 @@ def test_a_file_that_is_too_large_is_not_read(home: Home) -> None:
         load_settings(home, environ={})
 
 
-def test_a_persona_file_that_is_not_there_is_named(home: Home) -> None:
+def test_a_missing_persona_file_is_named(home: Home) -> None:
     home.config.write_text("agents:\n  main:\n    persona: gone.md\n")
     with pytest.raises(
         ConfigError, match=r":3: agents\.main\.persona: gone\.md: there is no such file → write the file"
@@ -89,7 +89,7 @@ def test_a_persona_file_that_is_not_there_is_named(home: Home) -> None:
         load_settings(home, environ={})
 
 
-def test_config_check_reports_the_same(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_prints_the_same_problems(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.config.write_text("agents:\n  main: {persona: Hi\n  coder: {persona: x}\n")
     assert main(["--home", str(home.path), "config", "check"]) == 78
     said = capsys.readouterr().err

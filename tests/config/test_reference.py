@@ -22,13 +22,13 @@ def test_every_key_is_explained() -> None:
     assert all(line.split(" | ")[-1].strip(" |").endswith((".", "?")) for line in rows)
 
 
-def test_importing_it_imports_neither_pydantic_nor_yaml() -> None:
+def test_importing_the_configuration_imports_neither_pydantic_nor_yaml() -> None:
     script = "import sys, everhold.config, everhold.infra.home; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"pydantic", "ruamel", "ruamel.yaml"} & set(loaded)
 
 
-def test_every_name_it_offers_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     import everhold.config
 
     for name in everhold.config.__all__:

@@ -55,14 +55,14 @@ def problems(text: str, **environ: str) -> str:
         "a: *%s",
     ],
 )
-def test_a_literal_token_is_refused_and_not_repeated(kind: str, text: str) -> None:
+def test_a_literal_token_is_refused_and_not_printed(kind: str, text: str) -> None:
     said = problems(text % TOKENS[kind])
     assert TOKENS[kind] not in said
     assert "hunter2" not in said
 
 
 @pytest.mark.parametrize("key", ["token", "api_key", "apiKey", "password", "bot_token", "client_secret", "signing-key"])
-def test_a_literal_is_refused_by_its_key_with_the_line_to_write(key: str) -> None:
+def test_a_literal_secret_is_refused_by_its_key_with_a_replacement_line(key: str) -> None:
     said = problems(f"platforms:\n  telegram:\n    coder: {{{key}: hunter2}}\n")
     assert "hunter2" not in said
     name = suggest_env_name(("platforms", "telegram", "coder", key))
@@ -103,13 +103,13 @@ def test_a_text_that_only_resembles_a_secret_is_accepted(text: str) -> None:
     parse_settings(text)
 
 
-def test_a_syntax_error_quotes_nothing() -> None:
+def test_a_syntax_error_quotes_no_text() -> None:
     said = problems("platforms: {x: {a: {password: *hunter2}}}")
     assert "hunter2" not in said
     assert "config.yaml:1" in said
 
 
-def test_keys_and_shapes() -> None:
+def test_secrets_are_recognised_by_key_and_by_shape() -> None:
     assert is_env_name("MY_TOKEN")
     assert not is_env_name(TOKENS["github"])
     assert not any(map(is_secret_key, ["tokens", "max_tokens", "token_env", "key", "secretary", "halt_word", "keep"]))
@@ -132,7 +132,7 @@ def put(home: Home, text: str, env: str = "") -> None:
     home.env.chmod(0o600)
 
 
-def test_the_environment_wins_over_the_file(home: Home) -> None:
+def test_the_environment_overrides_the_file(home: Home) -> None:
     put(home, ACCOUNT, "T=file\n")
     assert token(load_settings(home, environ={})) == SecretString("file")
     assert token(load_settings(home, environ={"T": "process"})) == SecretString("process")
@@ -171,14 +171,14 @@ def test_a_disabled_account_needs_no_secret() -> None:
     assert parse_settings("platforms: {telegram: {main: {token_env: T, enabled: false}}}").problems == ()
 
 
-def test_servers_get_the_variables_they_name() -> None:
+def test_tool_servers_get_the_variables_they_name() -> None:
     settings = parse_settings(
         "mcp: {m: {command: [x], env: [A, B]}}", environment=SecretEnvironment({"A": "1", "B": "2", "C": "3"})
     )
     assert settings.mcp["m"].variables == {"A": SecretString("1"), "B": SecretString("2")}
 
 
-def test_two_tokens_of_one_value_are_refused() -> None:
+def test_two_tokens_with_the_same_value_are_refused() -> None:
     text = "http: {tokens: [{name: a, token_env: A}, {name: b, token_env: B}]}"
     assert "is the same token as another" in problems(text, A="same", B="same")
 
@@ -189,7 +189,7 @@ def test_secrets_can_be_listed_for_redaction(sample: str) -> None:
     assert {secret.reveal() for secret in settings.list_secrets()} == set(names.values())
 
 
-def test_no_secret_is_shown_by_anything(sample: str, home: Home) -> None:
+def test_no_representation_shows_a_secret(sample: str, home: Home) -> None:
     canary = "canary-0123456789"
     put(
         home,
@@ -223,7 +223,7 @@ def test_no_secret_is_shown_by_anything(sample: str, home: Home) -> None:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dotenv_file_is_read_as_people_write_it() -> None:
+def test_a_dotenv_file_is_parsed_in_its_usual_forms() -> None:
     lines, wrong = parse_env(
         b"\xef\xbb\xbf# secrets\r\n"
         b"A=plain\r\n"
@@ -252,7 +252,7 @@ def test_a_dotenv_file_is_read_as_people_write_it() -> None:
     "text",
     ["hunter2", "=hunter2", "A B=hunter2", "1A=hunter2", 'A="hunter2', "A='hunter2' x", "A=hunter2\0", "sk-hunter2\n"],
 )
-def test_a_broken_line_is_named_by_its_number_only(text: str, home: Home) -> None:
+def test_an_invalid_line_is_named_by_its_number_only(text: str, home: Home) -> None:
     put(home, "", f"OK=1\n{text}\n")
     with pytest.raises(ConfigError) as caught:
         load_settings(home, environ={})
@@ -261,7 +261,7 @@ def test_a_broken_line_is_named_by_its_number_only(text: str, home: Home) -> Non
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
-def test_every_value_survives_the_file(value: str) -> None:
+def test_every_value_survives_a_write_and_a_read(value: str) -> None:
     lines, wrong = parse_env(f"A=1\n{format_env_line('X', SecretString(value))}\n".encode())
     assert not wrong
     assert [line.value.reveal() for line in lines] == ["1", value]
@@ -280,7 +280,7 @@ def test_setting_a_secret_replaces_its_line_and_keeps_the_others(home: Home) -> 
     assert home.env.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_first_secret_makes_the_file(home: Home) -> None:
+def test_the_first_secret_creates_the_file(home: Home) -> None:
     set_secret(home, "A", SecretString("1"))
     assert home.env.read_text() == "A=1\n"
     assert home.env.stat().st_mode & 0o777 == 0o600
@@ -295,7 +295,7 @@ def test_a_file_others_can_read_is_refused_with_the_remedy(home: Home) -> None:
         load_settings(home, environ={})
 
 
-def test_a_linked_secrets_file_is_refused(home: Home) -> None:
+def test_a_symlinked_secrets_file_is_refused(home: Home) -> None:
     other = home.path.parent / "other"
     other.write_text("A=1\n")
     other.chmod(0o600)

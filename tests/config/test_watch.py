@@ -112,7 +112,7 @@ def test_an_edit_is_in_force_without_a_message(world: WatcherWorld) -> None:
     assert [settings.timezone for settings in world.swapped] == ["Europe/Berlin"]
 
 
-def test_nothing_is_read_while_nothing_changes(world: WatcherWorld) -> None:
+def test_no_file_is_read_while_nothing_changes(world: WatcherWorld) -> None:
     world.run(60)
     for _ in range(100):
         world.settings_for_message()
@@ -150,7 +150,7 @@ def test_secrets_and_personas_are_watched_too(world: WatcherWorld) -> None:
     assert len(world.swapped) == 4
 
 
-def test_a_comment_is_no_new_revision(world: WatcherWorld) -> None:
+def test_an_edited_comment_makes_no_new_revision(world: WatcherWorld) -> None:
     world.write("timezone: UTC # here\n")
     world.settings_for_message()
     assert world.loads == 1
@@ -213,7 +213,7 @@ def test_an_edit_of_the_same_size_with_the_old_time_is_seen(world: WatcherWorld)
     assert world.settings_for_message().timezone == "GMT"
 
 
-def test_a_file_from_the_past_is_seen(world: WatcherWorld) -> None:
+def test_a_file_with_an_older_time_is_seen(world: WatcherWorld) -> None:
     world.write("timezone: GMT\n")
     os.utime(world.home.config, (1, 1))
     assert world.settings_for_message().timezone == "GMT"
@@ -222,7 +222,7 @@ def test_a_file_from_the_past_is_seen(world: WatcherWorld) -> None:
     assert world.settings_for_message().timezone == "CET"
 
 
-def test_an_edit_within_one_step_of_a_coarse_clock_is_found(home: Home, logger: RecordingLogger) -> None:
+def test_an_edit_within_one_tick_of_a_coarse_clock_is_found(home: Home, logger: RecordingLogger) -> None:
     def coarse(path: Path) -> FileMark | None:
         """Return equal marks for edits of the same size, as within one step of the file system's clock."""
         found = read_file_mark(path)
@@ -249,7 +249,7 @@ def test_file_times_in_the_future_do_not_matter(world: WatcherWorld) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_an_invalid_edit_keeps_the_last_good_revision_and_is_logged_once(world: WatcherWorld) -> None:
+def test_an_invalid_edit_keeps_the_last_valid_revision_and_is_logged_once(world: WatcherWorld) -> None:
     good = world.watcher.settings.revision
     world.write("timezone: Mars\n")
     world.run(30)
@@ -277,7 +277,7 @@ def test_another_mistake_and_its_correction_are_logged(world: WatcherWorld) -> N
     assert world.swapped == []
 
 
-def test_deleting_the_file_keeps_its_content_in_force(world: WatcherWorld) -> None:
+def test_a_deleted_file_stays_in_force(world: WatcherWorld) -> None:
     world.write("timezone: Europe/Berlin\n")
     world.settings_for_message()
     world.home.config.unlink()
@@ -305,7 +305,7 @@ def test_a_file_that_is_removed_while_it_is_read_counts_as_missing(home: Home, l
     assert world.logger.event_names == ["config.refused"]
 
 
-def test_emptying_the_file_keeps_its_content_but_a_comment_clears_it(world: WatcherWorld) -> None:
+def test_an_emptied_file_stays_in_force_but_a_comment_clears_it(world: WatcherWorld) -> None:
     world.write("loops: {max_hops: 3}\n")
     world.settings_for_message()
     world.write("")
@@ -315,7 +315,7 @@ def test_emptying_the_file_keeps_its_content_but_a_comment_clears_it(world: Watc
     assert world.settings_for_message().loops.max_hops == 8
 
 
-def test_deleting_the_secrets_keeps_them(world: WatcherWorld) -> None:
+def test_deleted_secrets_stay_in_force(world: WatcherWorld) -> None:
     write_file(world.home.env, b"T=a\n")
     world.write("platforms: {telegram: {main: {token_env: T}}}\n")
     assert world.settings_for_message().problems == ()
@@ -375,7 +375,7 @@ def test_a_home_others_can_write_to_is_refused_until_it_is_private_again(world: 
 # -- the last good -----------------------------------------------------------------------------------------------------
 
 
-def test_the_last_good_revision_can_be_started(world: WatcherWorld, sample: str) -> None:
+def test_a_gateway_can_start_with_the_last_valid_revision(world: WatcherWorld, sample: str) -> None:
     (world.home.path / "SOUL.md").write_text("SOUL.md")
     write_file(world.home.env, b"OPENAI_API_KEY=canary-1\n")
     world.write(sample)
@@ -392,7 +392,7 @@ def test_the_last_good_revision_can_be_started(world: WatcherWorld, sample: str)
     assert "canary" not in world.home.last_good.read_text()
 
 
-def test_after_last_good_the_invalid_file_is_logged_and_its_correction_loaded(world: WatcherWorld) -> None:
+def test_after_such_a_start_the_invalid_file_is_logged_and_its_correction_loaded(world: WatcherWorld) -> None:
     world.write("timezone: Mars\n")
     world.watcher = world.start(load_settings(world.home, environ={}, last_good=True))
     assert world.settings_for_message().timezone == "UTC"
@@ -401,12 +401,12 @@ def test_after_last_good_the_invalid_file_is_logged_and_its_correction_loaded(wo
     assert world.settings_for_message().timezone == "Europe/Berlin"
 
 
-def test_without_a_last_good_one_there_is_nothing_to_start(home: Home) -> None:
+def test_without_a_last_valid_revision_the_start_is_refused(home: Home) -> None:
     with pytest.raises(ConfigError, match="there is none yet"):
         load_settings(home, environ={}, last_good=True)
 
 
-def test_an_edit_is_applied_although_last_good_cannot_be_written(world: WatcherWorld) -> None:
+def test_an_edit_is_applied_although_the_last_valid_copy_cannot_be_written(world: WatcherWorld) -> None:
     world.home.last_good.unlink()
     world.home.last_good.mkdir()
     world.write("timezone: Europe/Berlin\n")

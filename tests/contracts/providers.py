@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from everhold.errors import Refused, Transient
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     Exchange,
-    ForgetResult,
     MemoryBatch,
     MemoryCapability,
     MemoryHit,
@@ -23,6 +24,7 @@ from everhold.ports.memory import (
     MemoryRetraction,
     MemoryScope,
     MemoryUtterance,
+    ProviderDeletion,
     ProviderHealth,
     SessionSwitch,
 )
@@ -97,6 +99,8 @@ class CorrectProvider:
             text=get_memory_text(item),
         )
 
+    def set_persona(self, persona: str) -> None: ...
+
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         await asyncio.sleep(0)
         if self.service.is_down:
@@ -126,10 +130,22 @@ class CorrectProvider:
 
     async def session_switched(self, switch: SessionSwitch) -> None: ...
 
-    async def forget(self, person: str) -> ForgetResult:
-        before = len(self.service.items)
-        self.service.items = [stored for stored in self.service.items if stored.person != person]
-        return ForgetResult(deleted=before - len(self.service.items))
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        keys = {item.key for item in batch.items}
+        self.service.items = [stored for stored in self.service.items if stored.key not in keys]
+        return ()
+
+    async def remove_session(self, name: str) -> str:
+        return ""
+
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        people = target.identities
+        self.service.items = [stored for stored in self.service.items if stored.person not in people]
+        return [ProviderDeletion(id=person, what="what they said") for person in people]
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        left = {stored.person for stored in self.service.items}
+        return {it.id: ErasureState.ASKED if it.id in left else ErasureState.CONFIRMED for it in deletions}
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
         for stored in self.service.items:
@@ -137,7 +153,7 @@ class CorrectProvider:
                 yield MemoryHit(text=stored.text)
 
     async def health(self) -> ProviderHealth:
-        return ProviderHealth(well=True)
+        return ProviderHealth(healthy=True)
 
     async def close(self) -> None: ...
 
@@ -310,14 +326,20 @@ class RefusesByTiming(CorrectProvider):
 
 
 class OnlyClaimsToForget(CorrectProvider):
-    async def forget(self, person: str) -> ForgetResult:
-        return ForgetResult(deleted=1)
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        return [ProviderDeletion(id="all", what="everything")]
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        return {it.id: ErasureState.CONFIRMED for it in deletions}
 
 
 class ForgetsAllPeople(CorrectProvider):
-    async def forget(self, person: str) -> ForgetResult:
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         self.service.items.clear()
-        return ForgetResult(deleted=1)
+        return [ProviderDeletion(id="all", what="everything")]
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        return {it.id: ErasureState.CONFIRMED for it in deletions}
 
 
 class ExportsNothing(CorrectProvider):
@@ -475,6 +497,38 @@ class HidesAnOutage(CorrectProvider):
         return [] if self.service.is_down else await super().find(query)
 
 
+class ShowsAllInAPrompt(CorrectProvider):
+    def prompt(self) -> str:
+        return "\n".join(stored.text for stored in self.service.items)
+
+
+class ShowsAllInATool(CorrectProvider):
+    def tools(self) -> Sequence[Tool]:
+        return [ShowingTool(self.service)]
+
+
+class ShowingTool(ProviderTool):
+    def __init__(self, service: ProviderService) -> None:
+        self.service = service
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult(text="\n".join(stored.text for stored in self.service.items))
+
+
+class ExportsAll(CorrectProvider):
+    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
+        for stored in self.service.items:
+            yield MemoryHit(text=stored.text)
+
+
+class ServesOnePerson(CorrectProvider):
+    async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
+        people = {item.person for item in self.service.items}
+        if any(people - {item.stamp.person} for item in batch.items if not isinstance(item, MemoryRetraction)):
+            raise Refused("it serves only the owner")
+        return await super().store(batch)
+
+
 WRONG_PROVIDERS: Mapping[type[CorrectProvider], str] = {
     GivesStrangeReceipts: "basics",
     ForgetsNotes: "basics",
@@ -485,6 +539,10 @@ WRONG_PROVIDERS: Mapping[type[CorrectProvider], str] = {
     DropsLongItems: "large",
     ShowsAll: "people",
     ShowsPartOfTheAudience: "people",
+    ShowsAllInAPrompt: "canary",
+    ShowsAllInATool: "canary",
+    ExportsAll: "canary",
+    ServesOnePerson: "canary",
     SharedByAgents: "agents",
     OneSessionAtATime: "sessions",
     ReadsThenWrites: "concurrent-notes",
@@ -505,7 +563,7 @@ WRONG_PROVIDERS: Mapping[type[CorrectProvider], str] = {
     ClosesOnce: "close",
     BuffersWrites: "restart",
     DropsItemsOnStart: "kill",
-    RefusesDuringAnOutage: "far-side-outage",
-    HidesAnOutage: "far-side-outage",
+    RefusesDuringAnOutage: "service-outage",
+    HidesAnOutage: "service-outage",
 }
 """The check that each provider fails. Some fail others, too."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from everhold.core.entries import BODY_TYPES, EntryBody, EntryKind, StoredRecord
+from everhold.core.roles import PersonRole
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 JSON = st.recursive(
@@ -22,6 +23,7 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False, allow_infinity=False),
     type(None): st.none(),
+    PersonRole: st.sampled_from(PersonRole),
     Any: JSON,
 }
 

@@ -1,7 +1,7 @@
-"""Logs by chance: everything that can happen to a session, in any order, told as the commits that would be made.
+"""Random logs: everything that can happen to a session, in any order, as the commits that would be made.
 
-A chronicle keeps just enough to stay plausible (no turn begins while one runs). It decides nothing about views:
-that is what is being tested. The same commits can be made on a real store, and must give the same log.
+A chronicle keeps just enough state to stay valid (no turn begins while one runs). It does not compute contexts:
+they are under test. The same commits can be made on a real store, and must give the same log.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RunningCompression(Struct, kw_only=True):
 
 
 class RandomSession(Struct, kw_only=True):
-    """What the chronicle knows of one session."""
+    """The state of one session in the generated log."""
 
     id: str
     parent: str = ""
@@ -148,7 +148,7 @@ class RandomLog:
         getattr(self, f"_{name}")(chapter, number)
 
     def generation(self, chapter: RandomSession) -> int:
-        """Rises with whatever changes the view; a branch sees its ancestors' erasures."""
+        """The generation. It rises with every change of the context, also with erasures in ancestors."""
         total, above = chapter.own_generation, chapter.parent
         while above:
             total += self.sessions[above].erasures
@@ -223,7 +223,7 @@ class RandomLog:
         self.commit(chapter, *first, opens=opens)
         return chapter
 
-    # -- what happens
+    # -- random events
 
     def _hear(self, chapter: RandomSession, number: int) -> None:
         seq = chapter.last + 1
@@ -372,7 +372,7 @@ class RandomLog:
         self.commit(chapter, Took(compression=op), op=turn.op)
         turn.pin = op
 
-    # changes of the view
+    # changes of the context
 
     def _fresh(self, chapter: RandomSession, _number: int) -> None:
         if not chapter.last:

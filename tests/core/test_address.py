@@ -1,4 +1,4 @@
-"""A1: one address per conversation, and never one for two, whatever a platform puts into its ids."""
+"""A1: each conversation has its own address, whatever a platform's ids contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everhold.errors import InvalidRequest
 from tests.core.planted_bugs import find_failing_example
 
 HOSTILE = st.one_of(
-    st.text(max_size=6),  # surrogates included: they are no characters, but ids hold what they hold
+    st.text(max_size=6),  # with surrogates, because a platform's ids may contain them
     st.text(alphabet=":/%#?&\\ \t\n\0.-_~@+=aA0\ud800\udfffé😀", max_size=6),
     st.sampled_from(["", "42", "%2F", "%3A", "%25", "%", ":", "/", "thread", "person", "dm", "main", "agent", "a:b"]),
 )
@@ -59,14 +59,14 @@ def test_two_conversations_never_share_an_address(one: Address, other: Address) 
 
 @settings(max_examples=150, deadline=None)
 @given(addresses())
-def test_an_address_reads_back_as_what_it_was(address: Address) -> None:
+def test_an_address_survives_formatting_and_parsing(address: Address) -> None:
     assert parse_address(str(address)) == address
     assert str(parse_address(str(address))) == str(address)
 
 
 @settings(max_examples=80, deadline=None)
 @given(addresses())
-def test_an_address_is_plain_enough_for_a_log_a_file_and_a_terminal(address: Address) -> None:
+def test_an_address_is_safe_in_a_log_a_file_name_and_a_terminal(address: Address) -> None:
     assert str(address).isascii()
     assert str(address).isprintable()
     assert " " not in str(address)
@@ -91,7 +91,7 @@ def replacing(address: Address) -> str:
 
 
 @pytest.mark.parametrize("spelling", [unlabelled, unescaped, thread_or_person, replacing])
-def test_a_spelling_that_lets_two_meet_is_found(spelling: Callable[[Address], str]) -> None:
+def test_a_colliding_address_format_is_found(spelling: Callable[[Address], str]) -> None:
     def prop(pair: tuple[Address, Address]) -> None:
         one, other = pair
         assert (spelling(one) == spelling(other)) == (one == other)
@@ -103,7 +103,7 @@ def test_a_spelling_that_lets_two_meet_is_found(spelling: Callable[[Address], st
     find_failing_example(swapped | moved, prop)
 
 
-def test_user_42_in_a_group_and_thread_42_in_that_group_are_two() -> None:
+def test_user_42_in_a_group_and_thread_42_in_it_have_different_addresses() -> None:
     here: dict[str, Any] = {"agent": "main", "platform": "telegram", "account": "main", "kind": "group", "chat": "-100"}
     user = derive_address(**here, sender="42")
     thread = derive_address(**here, thread="42", sender="42")
@@ -112,12 +112,12 @@ def test_user_42_in_a_group_and_thread_42_in_that_group_are_two() -> None:
 
 
 @pytest.mark.parametrize("account", ["", "main"])
-def test_a_plain_direct_chat_has_exactly_the_plain_form(account: str) -> None:
+def test_a_plain_direct_chat_has_the_short_form(account: str) -> None:
     address = derive_address(agent="main", platform="telegram", account=account, kind="dm", chat="123", sender="123")
     assert str(address) == "agent:main:telegram:dm:123"
 
 
-def test_an_account_named_like_the_agent_is_left_out_and_any_other_is_told() -> None:
+def test_an_account_is_in_the_address_unless_it_is_named_like_the_agent() -> None:
     named = Address(agent="main", platform="telegram", account="main", kind="dm", chat="1")
     other = Address(agent="main", platform="telegram", account="second", kind="dm", chat="1")
     assert str(named) == "agent:main:telegram:dm:1"
@@ -140,7 +140,7 @@ def test_an_account_named_like_the_agent_is_left_out_and_any_other_is_told() -> 
         ("thread", "7", "shared", "per-person", True),
     ],
 )
-def test_who_shares_a_session_is_what_the_rules_say(
+def test_the_sharing_rules_decide_who_shares_a_session(
     kind: str, thread: str, group: str, threads: str, per_person: bool
 ) -> None:
     address = derive_address(
@@ -161,7 +161,7 @@ def test_who_shares_a_session_is_what_the_rules_say(
 
 @settings(max_examples=80, deadline=None)
 @given(HOSTILE, HOSTILE, HOSTILE, st.sampled_from(["group", "channel", "thread"]))
-def test_in_a_shared_place_everybody_gets_the_same_address(agent: str, one: str, other: str, kind: str) -> None:
+def test_everybody_in_a_shared_chat_gets_the_same_address(agent: str, one: str, other: str, kind: str) -> None:
     def of(sender: str) -> str:
         return str(
             derive_address(
@@ -190,14 +190,14 @@ def test_in_a_shared_place_everybody_gets_the_same_address(agent: str, one: str,
         "agent:main:telegram:dm:\ud800",
     ],
 )
-def test_what_is_no_address_is_refused_as_misuse(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_address(text)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet=":/%agentdmthrpson0123FC\ud800é", max_size=40) | st.text(max_size=30))
-def test_whatever_is_typed_as_an_address_is_an_address_or_misuse(text: str) -> None:
+def test_any_typed_text_is_an_address_or_is_refused(text: str) -> None:
     try:
         address = parse_address(text)
     except InvalidRequest:
@@ -205,7 +205,7 @@ def test_whatever_is_typed_as_an_address_is_an_address_or_misuse(text: str) -> N
     assert parse_address(str(address)) == normal(address)
 
 
-def test_a_kind_nobody_knows_is_misuse() -> None:
+def test_an_unknown_address_kind_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         derive_address(agent="main", platform="p", account="", kind="phone", chat="1")
 
@@ -213,22 +213,22 @@ def test_a_kind_nobody_knows_is_misuse() -> None:
 class TestAudience:
     """Who was there, as P5 needs to know it."""
 
-    def test_in_a_direct_chat_it_is_its_person(self) -> None:
+    def test_the_audience_of_a_direct_chat_is_its_person(self) -> None:
         assert compute_audience(Address(agent="a", platform="p", kind="dm", chat="1"), "ada") == ("person:ada",)
 
-    def test_in_a_session_of_ones_own_it_is_that_person(self) -> None:
+    def test_the_audience_of_a_personal_session_is_that_person(self) -> None:
         assert compute_audience(Address(agent="a", platform="p", kind="group", chat="1", person="7"), "ada") == (
             "chat:agent:a:p:group:1:person:7",
             "person:ada",
         )
 
-    def test_in_a_shared_place_it_is_the_place(self) -> None:
+    def test_the_audience_of_a_shared_chat_is_the_chat(self) -> None:
         address = Address(agent="a", platform="p", kind="group", chat="1")
         assert compute_audience(address, "ada") == compute_audience(address, "bob") == (f"chat:{address}",)
 
     @settings(max_examples=80, deadline=None)
     @given(addresses(), addresses())
-    def test_two_places_are_never_one_audience(self, one: Address, other: Address) -> None:
+    def test_two_chats_have_different_audiences(self, one: Address, other: Address) -> None:
         def shared(address: Address) -> bool:
             return address.kind != "dm" and not address.person
 

@@ -17,7 +17,7 @@ def test_the_same_content_is_the_same_file() -> None:
     assert build_attachment(b"other").blob != one.blob
 
 
-def test_one_that_was_left_is_named_and_has_no_content() -> None:
+def test_an_omitted_file_has_a_name_and_no_content() -> None:
     assert (
         build_missing_attachment(name="x.bin", size=9).blob,
         build_missing_attachment(name="x.bin", size=9).size,
@@ -40,12 +40,12 @@ def test_one_that_was_left_is_named_and_has_no_content() -> None:
         ("x" * 300, "x" * MAX_NAME_CHARS),
     ],
 )
-def test_a_name_is_no_path_and_steers_nothing(name: str, shown: str) -> None:
+def test_a_file_name_contains_no_path_and_no_control_characters(name: str, shown: str) -> None:
     assert sanitize_file_name(name) == shown
 
 
 @given(st.text())
-def test_whatever_the_name_it_stays_in_its_place(name: str) -> None:
+def test_any_file_name_stays_inside_its_directory(name: str) -> None:
     shown = sanitize_file_name(name)
     assert "/" not in shown
     assert "\\" not in shown

@@ -280,7 +280,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("damage, promise, words", DAMAGE, ids=[damage.__name__ for damage, _, _ in DAMAGE])
-def test_each_damage_is_found_and_nothing_else_is_claimed(
+def test_each_kind_of_damage_gives_exactly_its_finding(
     damage: Callable[[LogWriter], None], promise: str, words: str
 ) -> None:
     pen = LogWriter()
@@ -289,15 +289,15 @@ def test_each_damage_is_found_and_nothing_else_is_claimed(
     assert [(finding.promise, words in finding.text) for finding in broken] == [(promise, True)], broken
     assert broken[0].promise in PROMISES
     assert broken[0].session == "s"
-    assert broken[0].seq > 0, "it says where to look"
+    assert broken[0].seq > 0, "the finding names its place"
 
 
 ABOUT_THE_BEGINNING = (a_line_is_missing, born_of_a_job, a_branchs_compression_of_an_earlier_context)
 
 
 @pytest.mark.parametrize("damage", [damage for damage, _, _ in DAMAGE if damage not in ABOUT_THE_BEGINNING])
-def test_damage_is_found_behind_a_long_healthy_past(damage: Callable[[LogWriter], None]) -> None:
-    """What is found does not depend on how much came before it."""
+def test_damage_after_a_long_healthy_log_is_found(damage: Callable[[LogWriter], None]) -> None:
+    """The findings do not depend on the length of the log before them."""
     alone, late = LogWriter(), LogWriter()
     damage(alone)
     past = LogWriter()
@@ -311,7 +311,7 @@ def test_damage_is_found_behind_a_long_healthy_past(damage: Callable[[LogWriter]
 
 
 def _shift_entry(entry: Entry, by: int) -> Entry:
-    """An entry as it would stand `by` lines further down."""
+    """Return the entry with its numbers shifted by `by`."""
     body = entry.body
     match body:
         case Began(takes=takes):
@@ -330,10 +330,10 @@ def _shift_entry(entry: Entry, by: int) -> Entry:
     return structs.replace(entry, seq=entry.seq + by, op=op, body=body)
 
 
-# -- doubts: nothing broken, but somebody ought to know ----------------------------------------------------------------
+# -- doubts: valid, but worth a report ---------------------------------------------------------------------------------
 
 
-def test_what_waits_for_an_answer_is_told_as_a_doubt() -> None:
+def test_an_unanswered_message_is_reported_as_a_doubt() -> None:
     pen = LogWriter()
     pen.write_turn()
     pen.write(HELLO, structs.replace(HELLO, asks=False), HELLO)
@@ -342,7 +342,7 @@ def test_what_waits_for_an_answer_is_told_as_a_doubt() -> None:
     ]
 
 
-def test_what_failed_visibly_is_told_as_a_doubt_until_it_is_retried() -> None:
+def test_a_failed_turn_is_reported_as_a_doubt_until_it_is_retried() -> None:
     pen = LogWriter()
     heard = pen.write(HELLO)
     op = pen.write(Began(type="turn", takes=(heard,)))
@@ -357,7 +357,7 @@ def test_what_failed_visibly_is_told_as_a_doubt_until_it_is_retried() -> None:
 # -- healthy logs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_healthy_histories_are_not_doubted() -> None:
+def test_a_thousand_healthy_logs_give_no_doubt() -> None:
     checked = AuditCounts()
     for seed in range(1_000):
         for chapter in RandomLog().perform(make_random_actions(seed)).sessions.values():
@@ -442,13 +442,13 @@ def cut_short_by_an_erasure(pen: LogWriter) -> None:
         cut_short_by_an_erasure,
     ],
 )
-def test_what_looks_odd_and_is_sound_is_not_doubted(healthy: Callable[[LogWriter], None]) -> None:
+def test_unusual_but_valid_logs_give_no_doubt(healthy: Callable[[LogWriter], None]) -> None:
     pen = LogWriter()
     healthy(pen)
     assert pen.find_problems() == []
 
 
-def test_what_was_looked_at_is_counted() -> None:
+def test_the_audit_counts_what_it_checked() -> None:
     pen = LogWriter()
     pen.write_compression(pen.write_turn(), generation=0)
     assert audit_session("s", pen.log) == ([], AuditCounts(entries=len(pen.log), heard=1, turns=1, compressions=1))
@@ -458,6 +458,6 @@ def test_what_was_looked_at_is_counted() -> None:
     )
 
 
-def test_every_promise_has_its_line() -> None:
+def test_every_promise_has_a_line_in_the_audit() -> None:
     assert list(PROMISES) == [f"P{n}" for n in range(1, 9)]
     assert {promise for _, promise, _ in DAMAGE} == {"P1", "P2", "P3", "P5", "P6", "P8"}

@@ -1,4 +1,4 @@
-"""A message is a command only if it clearly is one: people write paths, and what is no command is text."""
+"""A message is a command only if it names a known one. Any other text, such as a path, is a message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from everhold.cli import chat_reference
 from everhold.core.commands import (
     ALIASES,
     ALONE,
-    BARRED,
     COMMAND_MENU,
     COMMAND_SPECS,
     COMMANDS,
@@ -22,7 +21,7 @@ from everhold.core.commands import (
     TitleArguments,
     UndoArguments,
     complete_command,
-    needs_owner_in_group,
+    name_action,
     parse_command,
     parse_compress_arguments,
     parse_count,
@@ -31,7 +30,7 @@ from everhold.core.commands import (
     render_help,
 )
 from everhold.core.entries import ChatCommand
-from everhold.core.roles import PersonRole
+from everhold.core.roles import COMMAND_ROLES
 from everhold.engine.commands.handlers import COMMAND_HANDLERS
 from everhold.testing.gateway import InProcessGateway
 
@@ -60,7 +59,7 @@ from everhold.testing.gateway import InProcessGateway
         "/home/ada/notes.md please",
     ],
 )
-def test_a_slash_and_something_unknown_is_text(text: str) -> None:
+def test_a_slash_before_an_unknown_word_is_text(text: str) -> None:
     assert parse_command(text) is None
 
 
@@ -68,20 +67,20 @@ def test_a_slash_and_something_unknown_is_text(text: str) -> None:
 @given(
     st.sampled_from(sorted(COMMANDS)), st.text(max_size=40), st.sampled_from(["", "@everhold_bot", "@a.b:matrix.org"])
 )
-def test_a_command_keeps_its_argument_to_the_letter(name: str, argument: str, bot: str) -> None:
+def test_a_command_keeps_its_argument_unchanged(name: str, argument: str, bot: str) -> None:
     assert parse_command(f"/{name}{bot} {argument}") == ChatCommand(name=name, argument=argument.strip())
     assert parse_command(f"  /{name}{bot}\n{argument}") == ChatCommand(name=name, argument=argument.strip())
 
 
 @pytest.mark.parametrize("alias, name", sorted(ALIASES.items()))
-def test_an_alias_is_the_command_it_stands_for(alias: str, name: str) -> None:
+def test_an_alias_is_parsed_as_its_command(alias: str, name: str) -> None:
     expected = ChatCommand(name=name, argument="x y") if name in COMMANDS else None
     assert parse_command(f"/{alias} x y") == parse_command(f"/{name} x y") == expected
     assert alias not in COMMANDS, "a name means one thing"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_there_is_can_be_said_and_is_in_the_help(name: str) -> None:
+def test_every_command_can_be_parsed_and_is_in_the_help(name: str) -> None:
     assert parse_command(f"/{name}") == ChatCommand(name=name)
     assert f"{COMMANDS[name].usage} — {COMMANDS[name].help}" in render_help().splitlines()
 
@@ -90,8 +89,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat-commands.md"
 
 
 def test_every_command_of_the_table_has_one_handler_and_every_handler_a_command() -> None:
-    assert set(COMMAND_HANDLERS) == {*COMMANDS, BARRED, ALONE}
-    assert not {BARRED, ALONE} & {*COMMANDS, *ALIASES}, "nobody can type what only the admission may decide"
+    assert set(COMMAND_HANDLERS) == {*COMMANDS, ALONE}
+    assert not {ALONE} & {*COMMANDS, *ALIASES}, "a command that only admission creates cannot be typed"
 
 
 @pytest.mark.parametrize("spec", COMMAND_SPECS, ids=lambda spec: spec.name)
@@ -105,7 +104,7 @@ def test_a_handler_takes_what_its_command_s_parser_returns(spec: CommandSpec) ->
 
 
 @pytest.mark.parametrize("spec", COMMAND_SPECS, ids=lambda spec: spec.name)
-def test_a_command_has_a_name_that_can_be_typed_and_a_help_that_fits_every_menu(spec: CommandSpec) -> None:
+def test_a_command_has_a_typable_name_and_a_short_help(spec: CommandSpec) -> None:
     assert re.fullmatch("[a-z]{1,32}", spec.name)
     assert spec.help[0].isupper()
     assert not spec.help.endswith(".")
@@ -118,14 +117,44 @@ def test_names_and_aliases_are_unique_and_the_menu_lists_each_command_once() -> 
     assert list(COMMAND_MENU) == [spec.name for spec in COMMAND_SPECS]
 
 
-def test_these_commands_need_an_owner_in_a_group_and_no_other_rule_exists() -> None:
-    owners = {name for name in COMMANDS if needs_owner_in_group(ChatCommand(name=name))}
-    assert owners == {"model", "compress", "undo", "retry", "resume", "branch", "schedule"}
-    assert {spec.role.group for spec in COMMAND_SPECS} == {PersonRole.STRANGER, PersonRole.OWNER}
-    assert {spec.name for spec in COMMAND_SPECS if spec.role.direct is not PersonRole.MEMBER} == {"link"}
+def test_a_menu_line_says_what_the_command_does_and_how_it_is_written() -> None:
+    assert COMMAND_MENU["stop"] == COMMANDS["stop"].help
+    assert COMMAND_MENU["resume"] == "Continue one of your earlier sessions: /resume ID"
 
 
-def test_the_reference_page_is_what_the_table_says() -> None:
+def test_every_command_has_a_row_in_the_table_of_roles() -> None:
+    assert set(COMMANDS) <= set(COMMAND_ROLES)
+    assert {action.split()[0] for action in COMMAND_ROLES} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "text, action",
+    [
+        ("/title", "title"),
+        ("/title My plan", "title"),
+        ("/title My plan --memory", "title --memory"),
+        ("/memory", "memory"),
+        ("/memory why", "memory why"),
+        ("/memory search x", "memory search"),
+        ("/memory note x", "memory note"),
+        ("/memory forget x", "memory forget"),
+        ("/memory whatever", "memory"),
+        ("/schedule", "schedule"),
+        ("/schedule list", "schedule"),
+        ("/schedule remove x", "schedule remove"),
+        ("/schedule delete x", "schedule remove"),
+        ("/schedule daily 8:00 x", "schedule make"),
+        ("/schedule listen to me", "schedule make"),
+        ("/reset", "new"),
+    ],
+)
+def test_a_command_belongs_to_the_row_of_its_subcommand(text: str, action: str) -> None:
+    command = parse_command(text)
+    assert command is not None
+    assert name_action(command) == action
+
+
+def test_the_reference_page_matches_the_command_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == chat_reference.render_reference(), (
         "python -m everhold.cli.chat_reference > docs/reference/chat-commands.md"
     )
@@ -135,7 +164,7 @@ def test_the_reference_page_is_what_the_table_says() -> None:
     "text, offered",
     [("/co", ["/compact", "/compress"]), ("/undo", ["/undo"]), ("/x", []), ("", []), ("hel", [])],
 )
-def test_a_prompt_completes_a_slash_and_the_beginning_of_a_name(text: str, offered: list[str]) -> None:
+def test_a_prompt_completes_a_slash_and_a_name_prefix(text: str, offered: list[str]) -> None:
     assert complete_command(text) == offered
     assert complete_command("/") == sorted(f"/{name}" for name in (*COMMANDS, *ALIASES))
 
@@ -151,7 +180,7 @@ def test_a_prompt_completes_a_slash_and_the_beginning_of_a_name(text: str, offer
         ("two", UndoArguments()),
     ],
 )
-def test_what_undo_is_told(text: str, meant: UndoArguments) -> None:
+def test_undo_arguments_are_parsed(text: str, meant: UndoArguments) -> None:
     assert parse_undo(text) == meant
 
 
@@ -164,17 +193,17 @@ def test_what_undo_is_told(text: str, meant: UndoArguments) -> None:
         ("--memory", TitleArguments(title="", memory=True)),
     ],
 )
-def test_what_title_is_told(text: str, meant: TitleArguments) -> None:
+def test_title_arguments_are_parsed(text: str, meant: TitleArguments) -> None:
     assert parse_title(text) == meant
 
 
-def test_commands_that_are_talk_are_commands() -> None:
+def test_commands_with_a_message_are_commands() -> None:
     assert set(COMMANDS) >= MESSAGE_COMMANDS
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="/newstop@ \n\t.a", max_size=30) | st.text(max_size=30))
-def test_whatever_is_written_is_a_command_or_text_and_never_an_error(text: str) -> None:
+def test_any_text_is_parsed_as_a_command_or_as_text(text: str) -> None:
     found = parse_command(text)
     if found is not None:
         assert found.name in COMMANDS
@@ -184,7 +213,7 @@ def test_whatever_is_written_is_a_command_or_text_and_never_an_error(text: str) 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("text", ["/new" + " " * 1_000_000 + "x", "/new@" + "a" * 1_000_000 + "\0 ", "/" * 1_000_000])
-def test_a_megabyte_after_a_slash_holds_nobody_up(text: str) -> None:
+def test_a_megabyte_after_a_slash_is_parsed_quickly(text: str) -> None:
     parse_command(text)
 
 
@@ -202,13 +231,13 @@ def test_a_megabyte_after_a_slash_holds_nobody_up(text: str) -> None:
         ("the  prices   --preview", (None, "the prices", True)),
     ],
 )
-def test_what_compress_is_told(argument: str, meant: tuple[int | None, str, bool]) -> None:
+def test_compress_arguments_are_parsed(argument: str, meant: tuple[int | None, str, bool]) -> None:
     assert parse_compress_arguments(argument) == meant
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=8) | st.integers(0, 10**9).map(str) | st.text(alphabet="0123456789²٣১", max_size=9))
-def test_a_number_is_read_or_is_none_and_never_an_error(word: str) -> None:
+def test_a_number_is_parsed_or_rejected_without_an_error(word: str) -> None:
     found = parse_count(word, most=500)
     if found is None:
         assert not (word.isascii() and word.isdecimal())
@@ -216,13 +245,13 @@ def test_a_number_is_read_or_is_none_and_never_an_error(word: str) -> None:
         assert found == min(int(word), 500)
 
 
-def test_a_number_of_any_length_is_bounded() -> None:
+def test_a_number_with_any_count_of_digits_is_bounded() -> None:
     assert parse_count("9" * 100_000) == 1_000
     assert parse_count("0" * 100_000 + "7") == 7
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_path: Path) -> None:
+def test_no_argument_blocks_the_next_command(name: str, tmp_path: Path) -> None:
     """Commands are obeyed in order: one that cannot be would hold up all that come after it."""
     gateway = InProcessGateway(tmp_path)
     arguments = (

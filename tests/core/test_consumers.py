@@ -23,7 +23,7 @@ from everhold.core.entries import Attachment, ChatLocation, Ended, Notified, Sai
 SINGLE = ("turn", "commands", "compression", "backlinks", "tasks", "review")
 
 
-def test_the_names_that_stores_hold_stay_what_they_are() -> None:
+def test_stored_consumer_names_do_not_change() -> None:
     names = (consumers.TURN, consumers.COMMANDS, consumers.COMPRESSION, consumers.BACKLINKS, consumers.TASKS)
     assert (*names, consumers.REVIEW) == SINGLE
     assert memory_consumer("honcho") == "memory:honcho"
@@ -41,16 +41,16 @@ def test_the_names_that_stores_hold_stay_what_they_are() -> None:
         (platform_consumer("p", "a:b"), ConsumerName(consumers.PLATFORM, "p:a:b")),
     ],
 )
-def test_what_is_made_is_parsed(name: str, parsed: ConsumerName) -> None:
+def test_every_created_consumer_name_can_be_parsed(name: str, parsed: ConsumerName) -> None:
     assert parse_consumer(name) == parsed
 
 
-def test_a_platform_consumer_says_which_account_it_delivers_through() -> None:
+def test_a_platform_consumer_names_its_account() -> None:
     parsed = parse_consumer(platform_consumer("telegram", "main:2"))
     assert (parsed.platform, parsed.account) == ("telegram", "main:2")
 
 
-def test_replies_and_notices_have_parts_and_nothing_else_has() -> None:
+def test_only_replies_and_notices_have_parts() -> None:
     here, file = ChatLocation(platform="p"), Attachment(blob="b")
     assert get_reply_parts(Said(text="a b", to=here, parts=("a", "b"), attachments=(file,))) == (here, ("a", "b", file))
     assert get_reply_parts(Said(text="a", to=here)) == (here, ("a",))
@@ -59,7 +59,7 @@ def test_replies_and_notices_have_parts_and_nothing_else_has() -> None:
     assert get_reply_parts(Ended()) == get_reply_parts(None) == (None, ())
 
 
-def test_no_other_module_spells_a_consumers_name() -> None:
+def test_no_other_module_writes_a_consumer_name() -> None:
     root = Path(everhold.__file__).parent
     own = root / "core" / "consumers.py"
     found = []
@@ -72,7 +72,7 @@ def test_no_other_module_spells_a_consumers_name() -> None:
             if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
                 if str(node.values[0].value).startswith(("memory:", "backfill:", "platform:")):
                     found.append((str(file.relative_to(root)), str(node.values[0].value)))
-    # an import names no consumer: nobody works on what it brings; the command line shows a failing memory by its name
+    # an import wakes no consumer; the command line shows a failing memory by its name
     assert [it for it in found if it not in ALLOWED] == []
 
 

@@ -48,7 +48,7 @@ Choose = Callable[..., ContextSelection]
 
 
 def operations(chapter: RandomSession) -> list[Operation]:
-    """The operations a log speaks of, as a store would list them."""
+    """Return the operations of a log, as a store would list them."""
     ops: dict[int, Operation] = {}
 
     def change(op: int, **fields: Any) -> None:
@@ -137,7 +137,7 @@ def list_pinned_compressions(log: Sequence[Entry], op: int) -> list[int]:
 
 
 def check_calls_have_results(shown: Sequence[ModelMessage]) -> None:
-    """Every call is followed at once by its result, and no result stands anywhere else."""
+    """Check that each call is followed immediately by its result, and that there are no other results."""
     rest = list(shown)
     while rest:
         message = rest.pop(0)
@@ -150,11 +150,11 @@ def check_calls_have_results(shown: Sequence[ModelMessage]) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STORY)
-def test_whatever_happened_both_readers_see_the_same(story: list[Action]) -> None:
+def test_the_fast_and_the_naive_reader_see_the_same_context(story: list[Action]) -> None:
     check_readers_agree(story)
 
 
-def test_a_thousand_histories_by_chance_are_seen_the_same() -> None:
+def test_both_readers_agree_on_a_thousand_random_logs() -> None:
     happened: Counter[str] = Counter()
     for seed in range(1_000):
         for chapter in check_readers_agree(make_random_actions(seed)).sessions.values():
@@ -224,10 +224,11 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(every(lambda it: None if it.type == "context_reset" else it), id="fresh contexts are not"),
-        pytest.param(every(altering(undone_at=0)), id="undone is not undone"),
+        pytest.param(every(lambda it: None if it.type == "context_reset" else it), id="context resets are ignored"),
+        pytest.param(every(altering(undone_at=0)), id="undone turns are shown"),
         pytest.param(
-            every(lambda it: structs.replace(it, undone_at=1) if it.undone_at else it), id="undone before it was"
+            every(lambda it: structs.replace(it, undone_at=1) if it.undone_at else it),
+            id="turns are hidden before their undo",
         ),
         pytest.param(every(takes("compression", "refused", "done")), id="a refused compression counts"),
         pytest.param(every(lambda it: None if it.type == "compression" else it), id="compressions do not count"),
@@ -248,7 +249,7 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
         a_late_summary_of_what_was_left,
     ],
 )
-def test_a_wrong_choice_is_found(bug: Choose) -> None:
+def test_the_check_finds_a_wrong_selection(bug: Choose) -> None:
     def prop(seed: int) -> None:
         check_readers_agree(make_random_actions(seed), bug)
 
@@ -270,13 +271,13 @@ def check_context_grows(story: list[Action], render: Render = render_messages) -
         for chapter in chronicle.sessions.values():
             turn = chapter.running
             if turn is not None and turn.open:
-                continue  # nobody is asked between a call and its result
+                continue  # no model is called between a call and its result
             now = render(select_context(chronicle, chapter))
             generation = chronicle.generation(chapter)
-            # what a turn has taken may go back to where it waited; before the turn nothing moves
+            # messages of a released turn are pending again; the context before the turn does not change
             for op in {0, turn.op if turn else 0}:
                 before = shown.get((chapter.id, generation, op), ())
-                assert tuple(now[: len(before)]) == tuple(before), "the model reads all of it anew"
+                assert tuple(now[: len(before)]) == tuple(before), "the prefix changed, so the model's cache misses"
                 looked += bool(before)
             shown[chapter.id, generation, turn.op if turn else 0] = now
     return looked
@@ -284,11 +285,11 @@ def check_context_grows(story: list[Action], render: Render = render_messages) -
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STORY)
-def test_a_turn_only_adds_to_what_the_model_has_read(story: list[Action]) -> None:
+def test_a_turn_only_appends_to_the_request(story: list[Action]) -> None:
     check_context_grows(story)
 
 
-def test_the_prefix_is_stable_through_a_hundred_histories_by_chance() -> None:
+def test_the_prefix_is_stable_in_a_hundred_random_logs() -> None:
     assert sum(check_context_grows(make_random_actions(seed)) for seed in range(100)) > 2_000
 
 
@@ -307,14 +308,14 @@ def without_what_failed_before(view: SessionContext) -> Sequence[ModelMessage]:
 
 
 @pytest.mark.parametrize("bug", [newest_on_top, counted, without_what_failed_before])
-def test_what_spoils_the_prefix_is_found(bug: Render) -> None:
+def test_the_check_finds_an_unstable_prefix(bug: Render) -> None:
     def prop(seed: int) -> None:
         check_context_grows(make_random_actions(seed), bug)
 
     find_first_failing(range(300), prop)
 
 
-# -- taking back -------------------------------------------------------------------------------------------------------
+# -- undo --------------------------------------------------------------------------------------------------------------
 
 
 def make_idle_log(seed: int) -> tuple[RandomLog, RandomSession]:
@@ -360,7 +361,7 @@ def test_undoing_a_turn_restores_the_exact_earlier_context() -> None:
         assert render_messages(select_context(chronicle, chapter)) == before
 
 
-def test_after_a_fresh_start_there_is_nothing_and_nothing_comes_back() -> None:
+def test_a_context_reset_hides_everything_before_it() -> None:
     for seed in range(100):
         chronicle, chapter = make_idle_log(seed)
         chronicle.perform_action(("fresh", 0, 0))
@@ -372,7 +373,7 @@ def test_after_a_fresh_start_there_is_nothing_and_nothing_comes_back() -> None:
 # -- single promises ---------------------------------------------------------------------------------------------------
 
 
-def test_a_result_that_was_erased_is_not_said_not_to_have_run() -> None:
+def test_an_erased_result_is_not_shown_as_not_run() -> None:
     """The model would do it again."""
     chronicle = RandomLog().perform(
         [("hear", 0, 1), ("begin", 0, 1), ("think", 0, 1), ("run", 0, 1), ("run", 0, 1), ("end", 0, 0)]
@@ -387,7 +388,7 @@ def test_a_result_that_was_erased_is_not_said_not_to_have_run() -> None:
     assert texts[1].startswith("result-")
 
 
-def test_a_result_of_an_erased_thought_is_not_taken_for_another_ones() -> None:
+def test_a_result_of_an_erased_thought_is_not_matched_to_another_thought() -> None:
     acts: list[Action] = [("hear", 0, 1), ("begin", 0, 1)]
     acts += [("think", 0, 0), ("run", 0, 1), ("think", 0, 0), ("run", 0, 1), ("end", 0, 0)]
     chronicle = RandomLog().perform(acts)
@@ -413,7 +414,7 @@ def test_a_message_that_arrives_mid_turn_comes_after_that_turn() -> None:
     assert [one[0] for one in shown] == ["user", "assistant", "user", "assistant"]
 
 
-def test_long_results_become_the_same_stub_every_time() -> None:
+def test_a_long_result_always_becomes_the_same_stub() -> None:
     text = "".join(chr(97 + n % 26) for n in range(20_000))
     body = Returned(call="c0", text=text)
     chronicle = RandomLog().perform([("hear", 0, 1), ("begin", 0, 1), ("think", 0, 0)])
@@ -438,14 +439,14 @@ def test_long_results_become_the_same_stub_every_time() -> None:
         ),
         stubs=frozenset({seq}),
     )
-    assert shorter[-1].text == "x" * 1_600, "a stub is never longer than what it stands for"
+    assert shorter[-1].text == "x" * 1_600, "a stub is never longer than the text it replaces"
 
 
 def _replace_entry(entry: Entry, seq: int, body: EntryBody) -> Entry:
     return structs.replace(entry, body=body) if entry.seq == seq else entry
 
 
-def test_the_same_view_gives_the_same_bytes_and_another_gives_others() -> None:
+def test_equal_contexts_give_equal_bytes() -> None:
     chronicle = RandomLog().perform(make_random_actions(1))
     shown = render_messages(select_context(chronicle, chronicle.sessions["s0"]))
     assert shown
@@ -474,7 +475,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, MESSAGES, MESSAGES, st.text(max_size=4), st.booleans())
-def test_a_fingerprint_is_that_of_the_whole_request_whatever_was_sealed_before(
+def test_a_fingerprint_depends_on_the_whole_request_only(
     before: tuple[ModelMessage, ...],
     more: tuple[ModelMessage, ...],
     other: tuple[ModelMessage, ...],
@@ -488,7 +489,7 @@ def test_a_fingerprint_is_that_of_the_whole_request_whatever_was_sealed_before(
     assert sealed is not None
     assert fingerprint_request(request) == whole
     assert fingerprint_request(request, sealed) == whole
-    assert fingerprint_request(request, sealed) == whole, "what is sealed can be gone on from more than once"
+    assert fingerprint_request(request, sealed) == whole, "a sealed prefix can be extended more than once"
     assert fingerprint_request(request, start_request_prefix(system).extend_with(other)) == whole, (
         "another beginning is no help, and no harm"
     )

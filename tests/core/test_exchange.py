@@ -1,4 +1,4 @@
-"""P4, P5: memories receive what was said, once, under the stamp of its time, and for its audience."""
+"""P4, P5: memories receive each exchange once, with the stamp of its time and for its audience."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from everhold.core.exchange import (
     fingerprint_batch,
     is_memory_entry,
 )
-from everhold.ports.memory import Exchange, MemoryItem
+from everhold.core.people import PeopleDirectory
+from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote, MemoryRetraction, MemoryUtterance
 from tests.core.bodies import any_body
 from tests.core.random_log import RandomLog, RandomSession, make_random_actions
 
@@ -75,12 +76,14 @@ def make_heard(seq: int, text: str = "hello", stamp: Stamp = ADA, **rest: float)
 
 def make_exchange(*entries: Entry, said: Stamp = ADA, parent: str = "") -> Exchange:
     reply = make_entry(9, Said(text="hi", to=PLACE, stamp=said), op=5, author="agent:main", at=7.0)
-    made = build_exchange(session="s", agent="main", op=5, heard=entries, steps=[reply], parent=parent)
+    made = build_exchange(
+        session="s", agent="main", op=5, heard=entries, steps=[reply], parent=parent, people=PeopleDirectory()
+    )
     assert made is not None
     return made
 
 
-def test_an_exchange_tells_who_said_what_in_the_order_it_was_said() -> None:
+def test_an_exchange_lists_its_messages_with_authors_in_order() -> None:
     made = make_exchange(make_heard(1, "one", at=1.0), make_heard(2, "two", at=2.0), parent="p")
     assert [(it.author, it.text, it.at) for it in made.heard] == [
         ("person:ada", "one", 1.0),
@@ -91,8 +94,8 @@ def test_an_exchange_tells_who_said_what_in_the_order_it_was_said() -> None:
     assert made.key == build_exchange_key("s", 5)
 
 
-def test_its_identity_is_the_stamp_of_its_time_and_nothing_else() -> None:
-    """Titles, directories and addresses change; what was said stays filed where it was said."""
+def test_the_identity_of_an_exchange_comes_from_its_stamp() -> None:
+    """Titles, directories and addresses change, but an exchange keeps the stamp of its time."""
     assert make_exchange(make_heard(1, stamp=ADA)).stamp == ADA
     later = structs.replace(ADA, title="new", directory="/b", address="agent:main:fake:dm:2")
     made = make_exchange(make_heard(1, stamp=ADA), make_heard(2, stamp=later))
@@ -100,8 +103,8 @@ def test_its_identity_is_the_stamp_of_its_time_and_nothing_else() -> None:
     assert [it.stamp for it in made.heard] == [ADA, later], "and each keeps its own"
 
 
-def test_what_was_said_in_two_places_is_for_those_who_heard_all_of_it() -> None:
-    """A session led to from a direct chat and from a group: the group must not recall what was said in private."""
+def test_an_exchange_across_two_chats_is_for_people_in_both() -> None:
+    """A direct chat and a group are bound to one session: the group must not recall the private messages."""
     both = structs.replace(ADA, audience=("person:ada", "person:bob"))
     assert make_exchange(make_heard(1, stamp=ADA), make_heard(2, stamp=GROUP), said=GROUP).stamp.audience == ()
     assert make_exchange(make_heard(1, stamp=GROUP), make_heard(2, stamp=ADA)).stamp.audience == ()
@@ -114,17 +117,22 @@ def test_what_was_said_in_two_places_is_for_those_who_heard_all_of_it() -> None:
     )
 
 
-def test_what_was_erased_is_not_handed_over_and_if_all_was_nothing_is() -> None:
+def test_erased_messages_are_not_sent_to_memories() -> None:
     made = make_exchange(make_entry(1, None), make_heard(2, "still here"))
     assert [it.text for it in made.heard] == ["still here"]
     assert make_exchange(make_entry(1, None)).stamp == ADA, "the reply is left, under its own stamp"
     gone = build_exchange(
-        session="s", agent="main", op=5, heard=[make_entry(1, None)], steps=[make_entry(9, Ended(), op=5)]
+        session="s",
+        agent="main",
+        op=5,
+        heard=[make_entry(1, None)],
+        steps=[make_entry(9, Ended(), op=5)],
+        people=PeopleDirectory(),
     )
     assert gone is None
 
 
-def test_what_was_done_is_told_with_the_right_tool_and_how_it_went() -> None:
+def test_tool_calls_are_reported_with_tool_and_outcome() -> None:
     steps = [
         make_entry(3, Thought(calls=(ToolCall(id="a", tool="read"), ToolCall(id="b", tool="send"))), op=5),
         make_entry(4, Returned(call="a"), op=5),
@@ -133,12 +141,12 @@ def test_what_was_done_is_told_with_the_right_tool_and_how_it_went() -> None:
         make_entry(7, Returned(call="a", error=True, unknown=True), op=5),
         make_entry(8, Said(text="hi", to=PLACE, stamp=ADA), op=5),
     ]
-    made = build_exchange(session="s", agent="main", op=5, heard=[], steps=steps)
+    made = build_exchange(session="s", agent="main", op=5, heard=[], steps=steps, people=PeopleDirectory())
     assert made is not None
     assert made.did == ("read: done", "send: failed", "write: outcome unknown")
 
 
-def test_a_note_is_what_was_noted_and_names_what_it_replaces() -> None:
+def test_a_note_contains_its_text_and_the_note_it_replaces() -> None:
     body = Noted(text="tea", action="replace", fact="drink", cites=(1, 2), supersedes=4, tags=("t",), stamp=ADA)
     made = build_note(make_entry(7, body, author="tool:memory", at=3.0), agent="main")
     assert made is not None
@@ -150,7 +158,7 @@ def test_a_note_is_what_was_noted_and_names_what_it_replaces() -> None:
     assert build_note(make_entry(7, None), agent="main") is None
 
 
-def test_an_undo_takes_back_the_exchanges_of_its_turns() -> None:
+def test_an_undo_retracts_the_exchanges_of_its_turns() -> None:
     entry = make_entry(9, Changed(change=OperationsUndone(ops=(2, 5, 7))), at=4.0)
     made = build_retraction(entry, agent="main", turns=(2, 5))
     assert made is not None
@@ -162,7 +170,7 @@ def test_an_undo_takes_back_the_exchanges_of_its_turns() -> None:
 @pytest.mark.parametrize("kind", list(EntryKind))
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_memory_is_handed_something_only_where_it_looks(kind: EntryKind, data: st.DataObject) -> None:
+def test_notes_ended_turns_and_undos_are_memory_entries(kind: EntryKind, data: st.DataObject) -> None:
     body = data.draw(any_body(kind))
     expected = (
         isinstance(body, Noted)
@@ -174,7 +182,7 @@ def test_memory_is_handed_something_only_where_it_looks(kind: EntryKind, data: s
         assert kind in MEMORY_KINDS
 
 
-def test_what_is_no_turn_and_what_did_not_come_to_pass_is_not_remembered() -> None:
+def test_failed_or_unended_operations_are_not_memory_entries() -> None:
     assert not is_memory_entry(make_entry(1, Ended()))
     for outcome in ("failed", "released", "refused", "erased"):
         assert not is_memory_entry(make_entry(1, Ended(outcome=outcome), op=1))
@@ -182,7 +190,7 @@ def test_what_is_no_turn_and_what_did_not_come_to_pass_is_not_remembered() -> No
     assert not is_memory_entry(structs.replace(make_entry(1, Ended(), op=1), body=None))
 
 
-# -- over whole histories ----------------------------------------------------------------------------------------------
+# -- on random logs ----------------------------------------------------------------------------------------------------
 
 
 def list_memories(chapter: RandomSession) -> Iterator[MemoryItem]:
@@ -195,7 +203,14 @@ def list_memories(chapter: RandomSession) -> Iterator[MemoryItem]:
             case Ended() if whats[entry.op or 0] == "turn":
                 steps = [it for it in chapter.log if it.op == entry.op]
                 heard_ = [chapter.log[seq - 1] for seq in list_consumed_seqs(steps)]
-                made = build_exchange(session=chapter.id, agent="main", op=entry.op or 0, heard=heard_, steps=steps)
+                made = build_exchange(
+                    session=chapter.id,
+                    agent="main",
+                    op=entry.op or 0,
+                    heard=heard_,
+                    steps=steps,
+                    people=PeopleDirectory(),
+                )
             case Changed(change=OperationsUndone(ops=ops)):
                 turns = [op for op in ops if whats[op] == "turn"]
                 yield from filter(None, [build_retraction(entry, agent="main", turns=turns)])
@@ -207,14 +222,14 @@ def list_memories(chapter: RandomSession) -> Iterator[MemoryItem]:
             yield made
 
 
-def test_no_two_memories_share_a_key() -> None:
+def test_no_two_items_share_a_key() -> None:
     for seed in range(200):
         chronicle = RandomLog().perform(make_random_actions(seed))
         keys = [it.key for chapter in chronicle.sessions.values() for it in list_memories(chapter)]
         assert len(keys) == len(set(keys))
 
 
-def test_what_was_handed_over_is_the_same_when_it_is_made_again_later() -> None:
+def test_a_batch_built_again_later_is_identical() -> None:
     """A retry after any amount of further conversation repeats it to the byte; only an erasure may change it."""
     compared = 0
     for seed in range(60):
@@ -232,7 +247,12 @@ def test_what_was_handed_over_is_the_same_when_it_is_made_again_later() -> None:
     assert compared > 1_000
 
 
-def test_a_batch_is_told_from_every_other() -> None:
+def test_a_field_added_later_does_not_change_the_digest_of_a_batch_in_flight() -> None:
+    for record in (Exchange, MemoryNote, MemoryRetraction, JobResult, MemoryUtterance):
+        assert record.__struct_config__.omit_defaults, record
+
+
+def test_every_batch_has_its_own_key() -> None:
     one, two = make_exchange(make_heard(1, "one")), make_exchange(make_heard(1, "two"))
     prints = [
         fingerprint_batch("n", [one]),

@@ -38,11 +38,11 @@ def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
 
 @settings(max_examples=60, deadline=None)
 @given(any_body(EntryKind.THOUGHT) | any_body(EntryKind.RETURNED) | any_body(EntryKind.SAID))
-def test_what_is_clean_is_left_as_it_is(body: Thought | Returned | Said) -> None:
+def test_valid_text_is_unchanged(body: Thought | Returned | Said) -> None:
     assert strip_surrogates_deep(body) is body
 
 
-def test_what_is_no_text_is_replaced_however_deep_it_lies() -> None:
+def test_invalid_text_is_replaced_at_any_depth() -> None:
     call = ToolCall(id=NO_TEXT, tool="t", arguments={NO_TEXT: [1, {"deep": NO_TEXT}], "n": None})
     dirty = Thought(text=NO_TEXT, calls=(call,), reasoning="fine")
     with pytest.raises(UnicodeEncodeError):
@@ -55,7 +55,7 @@ def test_what_is_no_text_is_replaced_however_deep_it_lies() -> None:
     assert len(clean.calls[0].arguments) == 2
 
 
-def test_a_model_that_says_no_text_is_answered_with_the_rest(gateway: InProcessGateway) -> None:
+def test_a_reply_with_invalid_characters_is_kept_without_them(gateway: InProcessGateway) -> None:
     gateway.runtimes.model = FakeModel([ModelResponse(text=f"it is {NO_TEXT}")])
     gateway.send_message("what is it?")
     assert [text[:9] for text in gateway.list_shown_texts()] == ["it is caf"]
@@ -63,7 +63,7 @@ def test_a_model_that_says_no_text_is_answered_with_the_rest(gateway: InProcessG
 
 
 @pytest.mark.parametrize("effect", list(ToolEffect))
-def test_a_tool_that_returns_no_text_is_run_once_and_the_model_sees_the_rest(
+def test_a_tool_result_with_invalid_characters_is_kept_without_them(
     gateway: InProcessGateway, effect: ToolEffect
 ) -> None:
     place = ChatLocation(platform="fake", account="main", chat="elsewhere")

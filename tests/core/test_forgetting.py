@@ -53,7 +53,7 @@ def said(person: str, text: str, op: int) -> tuple[str, EntryBody, int]:
     return "agent:main", Said(text=text, to=AT, stamp=Stamp(person=person)), op
 
 
-def test_a_conversation_of_one_is_all_theirs_but_for_what_holds_it_together() -> None:
+def test_in_a_direct_chat_all_but_structural_entries_are_erased() -> None:
     entries = log(
         heard("ada", "hello"),
         ("system", Began(type="turn", takes=(1,)), OWN_OPERATION),
@@ -68,7 +68,7 @@ def test_a_conversation_of_one_is_all_theirs_but_for_what_holds_it_together() ->
     assert forgetting.select_personal_entries(entries, {"bob"}) == forgetting.PersonalPart()
 
 
-def test_in_company_only_what_is_theirs_goes() -> None:
+def test_in_a_group_only_the_person_s_text_is_erased() -> None:
     entries = log(
         heard("ada", "the code is kumquat99"),
         heard("bob", "what is for lunch"),
@@ -84,18 +84,18 @@ def test_in_company_only_what_is_theirs_goes() -> None:
     part = forgetting.select_personal_entries(entries, {"ada"})
     assert part.seqs == (1, 4, 5, 8, 9)
     assert part.repeated == (8,)
-    # a word that others use, too, betrays nothing
+    # a word that other people use too does not identify the person
     assert forgetting.select_personal_entries(entries, {"ada"}, others={"kumquat99"}).repeated == ()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ada", "bob"]), st.text(max_size=12)), max_size=12))
-def test_nothing_somebody_else_said_ever_goes_and_all_they_said_does(said_: list[tuple[str, str]]) -> None:
+def test_exactly_the_person_s_text_is_erased(said_: list[tuple[str, str]]) -> None:
     entries = log(*(heard(who, text) for who, text in said_))
     seqs = set(forgetting.select_personal_entries(entries, {"ada"}).seqs)
     assert seqs == {entry.seq for entry in entries if entry.author == "person:ada"}
 
 
-def test_scripts_without_spaces_are_told_apart_by_pieces() -> None:
+def test_scripts_without_spaces_are_compared_in_fragments() -> None:
     assert forgetting.extract_distinctive_words("密码是香蕉船") & forgetting.extract_distinctive_words("他说密码是香蕉")
     assert not forgetting.extract_distinctive_words("密码是香蕉船") & forgetting.extract_distinctive_words(
         "今天天气很好"

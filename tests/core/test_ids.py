@@ -22,7 +22,9 @@ def test_a_later_id_sorts_later(one: float, dice: bytes, other: float, more_dice
 
 @settings(max_examples=80, deadline=None)
 @given(st.tuples(st.integers(0, 2**47), CHANCE), st.tuples(st.integers(0, 2**47), CHANCE))
-def test_another_moment_or_another_throw_is_another_id(one: tuple[int, bytes], other: tuple[int, bytes]) -> None:
+def test_another_time_or_another_random_value_gives_another_id(
+    one: tuple[int, bytes], other: tuple[int, bytes]
+) -> None:
     ids = [make_session_id((ms + 0.5) / 1000, chance) for ms, chance in (one, other)]
     assert (ids[0] == ids[1]) == (one == other)
 
@@ -35,18 +37,18 @@ def test_an_id_needs_no_escaping_anywhere(at: float, chance: bytes) -> None:
     assert made.isascii()
     assert made.isalnum()
     assert made == made.lower()
-    assert not set(made) & set("ilou"), "nobody has to guess whether it is a one or an l"
+    assert not set(made) & set("ilou"), "ids contain no ambiguous characters"
 
 
-def test_every_bit_of_chance_counts() -> None:
+def test_every_random_bit_changes_the_id() -> None:
     ids = {make_session_id(1.0, (1 << bit).to_bytes(10)) for bit in range(80)}
     assert len(ids) == 80
 
 
-def test_a_clock_before_the_epoch_makes_an_id_all_the_same() -> None:
+def test_a_clock_before_the_epoch_still_gives_an_id() -> None:
     assert make_session_id(-5.0, bytes(10)) == make_session_id(0.0, bytes(10))
 
 
-def test_too_little_chance_is_refused() -> None:
+def test_too_few_random_bytes_are_refused() -> None:
     with pytest.raises(AssertionError):
         make_session_id(1.0, b"short")

@@ -77,7 +77,7 @@ def compute_expected_decision(state: InboxState) -> InboxDecision:
 
 
 def check_invariants(state: InboxState, decide_: Decide = decide_next_step) -> None:
-    """What holds of any decision, whatever the rules are."""
+    """Check what must hold for every decision."""
     decision = state.decide(decide_)
     assert decision == state.decide(decide_), "the same mail, another decision"
     by_seq = {message.seq: message for message in state.messages}
@@ -89,13 +89,13 @@ def check_invariants(state: InboxState, decide_: Decide = decide_next_step) -> N
         assert [seq for seq in order if seq in taken] == list(taken), "out of order"
         assert not any(by_seq[seq].command for seq in taken), "a turn takes no command"
         left = [message for message in state.messages if message.seq not in taken and message.command is None]
-        assert all(message.seq > taken[-1] for message in left), "somebody was overtaken"
+        assert all(message.seq > taken[-1] for message in left), "the order of messages changed"
     match decision:
         case BeginTurn(takes):
             assert state.running is None, "two turns at once"
             assert not state.compressing, "a turn beside a blocking compression"
             assert any(message.asks for message in state.messages if message.seq in takes), (
-                "a turn that nobody asked for"
+                "a turn without a message that asks"
             )
             chatter = next((n for n, seq in enumerate(takes) if by_seq[seq].asks), 0)
             assert len(takes) <= max(state.most, chatter + 1)
@@ -130,7 +130,7 @@ def make_random_state(seed: int) -> InboxState:
     )
 
 
-def test_two_thousand_inboxes_are_treated_as_the_rules_say() -> None:
+def test_two_thousand_inboxes_follow_the_rules() -> None:
     kinds = set()
     for seed in range(2_000):
         state = make_random_state(seed)
@@ -208,7 +208,7 @@ def will_not_stop(messages: tuple[PendingMessage, ...], *, running: RunningTurn 
         will_not_stop,
     ],
 )
-def test_an_inbox_that_breaks_a_rule_is_found(bug: Decide) -> None:
+def test_the_check_finds_an_inbox_that_breaks_a_rule(bug: Decide) -> None:
     find_first_failing(map(make_random_state, range(2_000)), lambda state: check_invariants(state, bug))
 
 
@@ -259,7 +259,7 @@ class InboxMachine(RuleBasedStateMachine):
             case SteerTurn(takes):
                 before = len(self.pending)
                 self._take(takes)
-                assert len(self.pending) < before, "steering that never comes to an end"
+                assert len(self.pending) < before, "steering does not end"
             case CutTurn():
                 self._end()
 
@@ -321,7 +321,7 @@ class InboxMachine(RuleBasedStateMachine):
             if self.op is not None:
                 self._end()
         assert not [message for message in self.pending if message.asks and not message.command], (
-            "somebody waits for ever"
+            "a message is never answered"
         )
         self.nothing_is_lost_or_doubled()
         self.what_was_said_first_is_taken_first()
@@ -340,13 +340,13 @@ def test_by_default_the_next_turn_takes_all_that_is_pending() -> None:
     assert decide_next_step(messages, running=RunningTurn(op=500, at_boundary=True)) == ContinueTurn()
 
 
-def test_a_turn_takes_no_more_than_it_may_and_the_rest_stays_for_the_next() -> None:
+def test_a_turn_takes_at_most_its_limit_and_the_rest_stays_pending() -> None:
     messages = tuple(PendingMessage(seq=seq) for seq in range(1, 1_201))
     assert decide_next_step(messages) == BeginTurn(tuple(range(1, 501)))
     assert decide_next_step(messages[500:]) == BeginTurn(tuple(range(501, 1_001)))
 
 
-def test_however_much_chatter_comes_before_it_a_question_is_in_the_turn_it_starts() -> None:
+def test_a_question_after_much_chatter_is_in_the_turn_it_starts() -> None:
     messages = (*(PendingMessage(seq=seq, asks=False) for seq in range(1, 1_001)), PendingMessage(seq=1_001))
     assert decide_next_step(messages) == BeginTurn(tuple(range(1, 1_002)))
 
@@ -366,7 +366,7 @@ def test_chatter_never_interrupts() -> None:
     )
 
 
-def test_what_was_erased_while_it_waited_is_there_and_asks_for_nothing() -> None:
+def test_an_erased_pending_message_starts_nothing() -> None:
     def entry(seq: int, body: Heard | None) -> Entry:
         return Entry(
             session="s",

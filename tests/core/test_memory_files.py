@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from everhold.core import memory_files
 
 
-def test_a_program_puts_marks_between_entries() -> None:
+def test_separator_lines_split_a_file_into_entries() -> None:
     assert memory_files.parse_memory_file("likes tea\n§\ntwo\nlines\n§\n\n§\nlikes tea\n") == [
         "likes tea",
         "two\nlines",
     ]
 
 
-def test_people_write_lists_and_paragraphs() -> None:
+def test_lists_and_paragraphs_split_a_file_into_entries() -> None:
     text = (
         "# Facts\n\n- likes tea\n  and milk\n* has a cat\n1. lives in Rome\n\nA paragraph\nof two lines.\n## More\nlast"
     )
@@ -27,8 +27,9 @@ def test_people_write_lists_and_paragraphs() -> None:
     ]
 
 
+@example(["- a\n- §"])
 @given(st.lists(st.text(alphabet="ab §\n-", min_size=1, max_size=12), max_size=5))
-def test_what_is_written_reads_back(texts: list[str]) -> None:
+def test_a_written_file_is_parsed_into_the_same_entries(texts: list[str]) -> None:
     entries = memory_files.parse_memory_file(memory_files.render_memory_file(texts))
     again = memory_files.parse_memory_file(memory_files.render_memory_file(entries))
     assert len(entries) < 2 or again == entries

@@ -1,4 +1,4 @@
-"""The names memory providers see: readable where they can be, and never one name for two sessions."""
+"""Session names for memory providers: readable if possible, and never one name for two sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RULES = st.builds(
 )
 
 
-def test_a_plain_direct_chat_is_called_exactly_by_its_address() -> None:
+def test_a_plain_direct_chat_is_named_by_its_address() -> None:
     address = str(Address(agent="main", platform="telegram", kind="dm", chat="123456"))
     assert (
         choose_memory_name(SessionOrigin(session="s1", address=address), NamingRule()).text
@@ -37,7 +37,7 @@ def test_a_plain_direct_chat_is_called_exactly_by_its_address() -> None:
     )
 
 
-def test_the_order_is_title_address_strategy_workspace() -> None:
+def test_the_name_comes_from_title_address_strategy_or_workspace() -> None:
     origin = SessionOrigin(
         session="abc", title="Plans", address="agent:main:http:dm:me", directory="/src/app", repo="app"
     )
@@ -50,12 +50,12 @@ def test_the_order_is_title_address_strategy_workspace() -> None:
     assert sources == ["title", "address", "per-repo", "per-directory", "workspace"]
 
 
-def test_what_is_empty_after_sanitising_falls_through() -> None:
+def test_a_name_that_is_empty_after_sanitising_is_skipped() -> None:
     origin = SessionOrigin(session="abc", title="!!!", address="agent:main:http:dm:me")
     assert choose_memory_name(origin, NamingRule()).source == "address"
 
 
-def test_repositories_of_one_name_in_two_places_give_different_names() -> None:
+def test_repositories_of_one_name_in_two_directories_get_different_names() -> None:
     rule = NamingRule(strategy="per-repo")
     names = {
         choose_memory_name(SessionOrigin(session="s", repo=repo), rule).text for repo in ("/home/a/api", "/srv/b/api")
@@ -83,7 +83,7 @@ def test_the_peer_prefix_applies_to_every_branch() -> None:
         assert choose_memory_name(origin, rule).text.startswith("ada-")
 
 
-def test_a_user_and_a_thread_of_one_number_are_two_names() -> None:
+def test_a_user_and_a_thread_with_one_number_get_different_names() -> None:
     base = Address(agent="main", platform="telegram", kind="group", chat="100")
     texts = {
         choose_memory_name(
@@ -109,7 +109,7 @@ def test_two_addresses_never_share_a_name(parts: list[tuple[str, str, str, str]]
     ),
     RULES,
 )
-def test_every_name_is_one_a_provider_takes(origin: SessionOrigin, rule: NamingRule) -> None:
+def test_every_name_is_valid_for_the_providers(origin: SessionOrigin, rule: NamingRule) -> None:
     text = choose_memory_name(origin, rule).text
     assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
     assert len(text) <= rule.max_chars
@@ -127,7 +127,7 @@ ORIGINS = st.builds(
 
 
 @given(st.tuples(ORIGINS, ORIGINS), RULES)
-def test_two_sessions_share_a_name_only_if_they_are_named_after_the_same_thing(
+def test_two_sessions_share_a_name_only_if_they_have_the_same_source(
     pair: tuple[SessionOrigin, SessionOrigin], rule: NamingRule
 ) -> None:
     one, other = (choose_memory_name(origin, rule) for origin in pair)
@@ -143,13 +143,13 @@ def test_two_sessions_share_a_name_only_if_they_are_named_after_the_same_thing(
 
 
 @given(ORIGINS, RULES)
-def test_hermes_names_are_ones_its_service_takes(origin: SessionOrigin, rule: NamingRule) -> None:
+def test_hermes_names_are_valid_for_its_service(origin: SessionOrigin, rule: NamingRule) -> None:
     text = choose_hermes_name(origin, rule).text
     assert re.fullmatch(r"[A-Za-z0-9_-]*", text)
     assert choose_hermes_name(origin, rule).text == text
 
 
-def test_directories_of_one_name_are_told_apart() -> None:
+def test_directories_of_one_name_get_different_names() -> None:
     names = {
         choose_memory_name(SessionOrigin(session="s", directory=path), NamingRule()).text
         for path in ("/a/app", "/b/app")
@@ -187,15 +187,15 @@ class TestHermes:
             (SessionOrigin(session="s"), NamingRule(strategy="global", workspace="hermes"), "hermes"),
         ],
     )
-    def test_its_names_are_reproduced(self, origin: SessionOrigin, rule: NamingRule, expected: str) -> None:
+    def test_hermes_names_are_reproduced(self, origin: SessionOrigin, rule: NamingRule, expected: str) -> None:
         assert choose_hermes_name(origin, rule).text == expected
 
-    def test_the_map_comes_before_the_title(self) -> None:
+    def test_the_configured_map_has_precedence_over_the_title(self) -> None:
         origin = SessionOrigin(session="s", title="T", directory="/src/app")
         assert choose_hermes_name(origin, NamingRule(), HermesNaming(sessions={"/src/app": "mapped"})).text == "mapped"
 
     @pytest.mark.parametrize("length", [99, 100, 101, 102])
-    def test_a_key_of_a_hundred_characters_is_the_longest_that_stays_whole(self, length: int) -> None:
+    def test_a_key_of_at_most_a_hundred_characters_is_kept_whole(self, length: int) -> None:
         key = "agent:main:matrix:group:".ljust(length, "x")
         plain = key.replace(":", "-")
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]

@@ -28,17 +28,17 @@ LOGS = st.lists(st.builds(PendingItem, st.floats(0, 1_000), st.booleans()), max_
         (7, MemoryPacing(turns_per_batch=7)),
     ],
 )
-def test_what_the_configuration_says(write: str | int, pace: MemoryPacing) -> None:
+def test_the_configured_write_interval_is_parsed(write: str | int, pace: MemoryPacing) -> None:
     assert parse_write_setting(write) == pace
 
 
 @given(log=LOGS, now=st.floats(0, 2_000))
-def test_after_every_turn_means_that_nothing_is_ever_held_back(log: list[PendingItem], now: float) -> None:
+def test_writing_after_every_turn_holds_nothing_back(log: list[PendingItem], now: float) -> None:
     assert select_due_items(MemoryPacing(), log, now=now) == DueItems(len(log))
 
 
 @given(pace=PACES, log=LOGS, now=st.floats(0, 3_000), released=st.floats(0, 1_000))
-def test_what_is_held_back_has_no_reason_to_go(
+def test_a_batch_is_held_back_only_without_a_reason_to_send_it(
     pace: MemoryPacing, log: list[PendingItem], now: float, released: float
 ) -> None:
     verdict = select_due_items(pace, log, now=now, released=released)
@@ -50,9 +50,9 @@ def test_what_is_held_back_has_no_reason_to_go(
         assert kept[-1].at > released
         assert (
             0 <= now - kept[-1].at < pace.silence_seconds
-        )  # what is said in the future waits for nothing: the clock went back
+        )  # an item with a future time is due at once, because the clock went back
         assert verdict.seconds <= pace.silence_seconds
-        # nothing more is said: once that has passed, everything goes
+        # without further messages, everything is due after the idle time
         assert select_due_items(
             pace, log, now=max(now, kept[-1].at) + pace.silence_seconds + 0.01, released=released
         ).count == len(log)

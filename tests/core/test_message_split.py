@@ -1,4 +1,4 @@
-"""A reply is cut once, into parts a platform takes, and joins back to what was said."""
+"""A reply is split once into parts that fit the platform, and the parts join to the reply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_split(text: str, limit: int, splitter: Splitter) -> None:
     parts = splitter(text, limit)
     assert "".join(parts) == text, "nothing is lost or added"
     assert all(units(part) <= limit for part in parts), "a platform would refuse it"
-    assert all(parts) or parts == ("",), "nobody sends nothing"
+    assert all(parts) or parts == ("",), "no part is empty"
     assert len(parts) <= 4 * units(text) // limit + 2, "crumbs"
 
 
@@ -41,7 +41,7 @@ def check_split(text: str, limit: int, splitter: Splitter) -> None:
 @example("a😀", 2)
 @example("ab", 2)
 @example("\n\n\n\n\n", 2)
-def test_parts_join_back_fit_and_are_never_empty(text: str, limit: int) -> None:
+def test_parts_fit_are_never_empty_and_join_to_the_text(text: str, limit: int) -> None:
     check_split(text, limit, split_text)
 
 
@@ -63,34 +63,34 @@ def in_crumbs(text: str, limit: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("bug", [by_characters, swallowing_the_seam, with_an_empty_end, in_crumbs])
-def test_a_splitter_that_breaks_a_promise_is_found(bug: Splitter) -> None:
+def test_the_check_finds_a_splitter_that_loses_text(bug: Splitter) -> None:
     find_failing_example(st.tuples(TEXT, LIMIT), lambda drawn: check_split(*drawn, bug), within=1_000)
 
 
-def test_the_best_seam_in_the_second_half_wins() -> None:
+def test_the_best_break_in_the_second_half_is_used() -> None:
     assert split_text("one two. three four\nfive six\n\nseven eight nine", 40)[0] == "one two. three four\nfive six\n\n"
     assert split_text("one two. three four\nfive six seven", 30)[0] == "one two. three four\n"
     assert split_text("one two three four. five six seven", 30)[0] == "one two three four. "
     assert split_text("one two three four five six seven", 30)[0] == "one two three four five six "
 
 
-def test_a_seam_in_the_first_half_is_passed_over() -> None:
+def test_a_break_in_the_first_half_is_not_used() -> None:
     assert split_text("one\n\ntwo three four five", 20)[0] == "one\n\ntwo three four "
     assert split_text("a b" + "c" * 30, 20)[0] == "a b" + "c" * 17
 
 
-def test_what_fits_is_one_part_to_the_last_unit() -> None:
+def test_a_text_that_fits_exactly_is_one_part() -> None:
     assert split_text("x" * 4_000, 4_000) == ("x" * 4_000,)
     assert split_text("😀" * 2_000, 4_000) == ("😀" * 2_000,)
     assert split_text("😀" * 2_000 + "x", 4_000) == ("😀" * 2_000, "x")
 
 
-def test_a_character_of_two_units_is_never_torn() -> None:
+def test_a_surrogate_pair_is_never_split() -> None:
     assert split_text("😀😀😀", 3) == ("😀", "😀", "😀")
     assert split_text("a😀b😀", 2) == ("a", "😀", "b", "😀")
 
 
-# -- blocks of code ---------------------------------------------------------------------------------------------------
+# -- blocks of code ----------------------------------------------------------------------------------------------------
 
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[^`]*")
 BLOCKS = st.lists(
@@ -126,13 +126,13 @@ def check_code_blocks(text: str, limit: int, splitter: Splitter) -> None:
     assert all(units(part) <= limit for part in parts), "a platform would refuse it"
     assert not any(opened(part) for part in parts[:-1]), "a block of code is left open"
     assert without_blocks("".join(parts)) == without_blocks(text), "something is lost or added"
-    assert opened(parts[-1]) == opened(text), "what follows is shown as something else"
+    assert opened(parts[-1]) == opened(text), "the last part has another open block"
     assert len(parts) <= 4 * units(text) // limit + 2, "crumbs"
 
 
 @settings(max_examples=300, deadline=None)
 @given(BLOCKS, st.integers(200, 300))
-def test_a_block_of_code_is_ended_and_begun_again(text: str, limit: int) -> None:
+def test_a_code_block_is_closed_and_reopened_at_a_cut(text: str, limit: int) -> None:
     check_code_blocks(text, limit, split_text)
 
 
@@ -140,12 +140,12 @@ def heedless(text: str, limit: int) -> tuple[str, ...]:
     return tuple(text[at : at + limit // 2] for at in range(0, len(text), limit // 2)) or ("",)
 
 
-def test_a_splitter_that_leaves_blocks_open_is_found() -> None:
+def test_the_check_finds_a_splitter_that_leaves_blocks_open() -> None:
     drawn = st.tuples(BLOCKS, st.integers(200, 300))
     find_failing_example(drawn, lambda it: check_code_blocks(*it, heedless), within=2_000)
 
 
-def test_code_looks_like_code_in_every_part() -> None:
+def test_code_stays_in_a_code_block_in_every_part() -> None:
     code = "\n".join(f"print({n:04})" for n in range(40))
     first, *rest = split_text(f"See:\n```python\n{code}\n```\nThat is all.", 300)
     assert first.startswith("See:\n```python\nprint(0000)\n")
@@ -154,12 +154,12 @@ def test_code_looks_like_code_in_every_part() -> None:
     assert rest[-1].endswith("print(0039)\n```\nThat is all.")
 
 
-def test_a_block_that_has_hardly_begun_goes_whole_into_the_next_part() -> None:
+def test_a_code_block_that_starts_near_the_cut_moves_to_the_next_part() -> None:
     prose, code = "word " * 40, "```\n" + "x\n" * 60 + "```"
     assert split_text(f"{prose}\n{code}", 260) == (f"{prose}\n", code)
 
 
-def test_a_block_that_ends_at_the_cut_is_not_begun_again() -> None:
+def test_a_code_block_that_ends_at_the_cut_is_not_reopened() -> None:
     code = "```\n" + "123456789\n" * 18
     for filler in range(12):
         parts = split_text(f"{code}{'y' * filler}\n```\nand so on " + "z " * 60, 200)
@@ -189,7 +189,7 @@ class Counted(str):
 
 
 def by_what_is_left(text: str, limit: int) -> tuple[str, ...]:
-    """Measures all that is left, for every part."""
+    """Measures the whole rest of the text for every part."""
     parts = []
     while sum(1 for _ in text) > limit:
         parts.append(text[:limit])
@@ -204,21 +204,21 @@ def work(splitter: Splitter, text: str) -> int:
 
 
 @pytest.mark.parametrize("word", ["word ", "x", "\n", "😀", "line\n\n", "```\nx\n"])
-def test_the_work_grows_with_the_text_and_not_with_its_square(word: str) -> None:
+def test_the_work_is_linear_in_the_length_of_the_text(word: str) -> None:
     """Counted in characters looked at, so that a slow machine cannot fail it and a fast one cannot hide it."""
     few, many = (work(split_text, (word * length)[:length]) for length in (10_000, 80_000))
     assert many <= 8.5 * few
     assert many <= 12 * 80_000
 
 
-def test_a_splitter_whose_work_grows_faster_is_noticed() -> None:
+def test_the_check_finds_a_splitter_with_quadratic_work() -> None:
     few, many = (work(by_what_is_left, "x" * length) for length in (1_000, 8_000))
     assert many > 20 * few
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("word", ["word ", "x", "😀 ", "naïve. "])
-def test_a_megabyte_is_split_while_somebody_waits(word: str) -> None:
+def test_a_megabyte_is_split_quickly(word: str) -> None:
     text = (word * (1_000_000 // len(word) + 1))[:1_000_000]
     parts = split_text(text, 4_000)
     assert "".join(parts) == text

@@ -22,7 +22,7 @@ JITTER = st.floats(0.0, 1.0, exclude_max=True)
 
 @settings(deadline=None)
 @given(st.integers(1, MAX_ATTEMPTS - 1), JITTER)
-def test_a_wait_is_never_nothing_and_never_beyond_the_longest(attempt: int, jitter: float) -> None:
+def test_a_delay_is_positive_and_bounded(attempt: int, jitter: float) -> None:
     wait = retry_delay_seconds(attempt, jitter=jitter)
     assert wait is not None
     assert FIRST_DELAY_SECONDS / 2 <= wait <= MAX_DELAY_SECONDS
@@ -37,7 +37,7 @@ def test_a_later_attempt_never_waits_less(jitter: float) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 1_000), JITTER, JITTER)
-def test_jitter_spreads_a_crowd_over_half_the_wait(attempt: int, one: float, other: float) -> None:
+def test_jitter_spreads_retries_over_half_the_delay(attempt: int, one: float, other: float) -> None:
     low, high = sorted((one, other))
     first, second = retry_delay_seconds(attempt, jitter=low), retry_delay_seconds(attempt, jitter=high)
     assert first is not None
@@ -50,11 +50,11 @@ def test_jitter_spreads_a_crowd_over_half_the_wait(attempt: int, one: float, oth
 
 @settings(deadline=None)
 @given(st.integers(MAX_ATTEMPTS, 10**30), JITTER)
-def test_after_the_last_attempt_it_is_dead_lettered_for_good(attempt: int, jitter: float) -> None:
+def test_after_the_last_attempt_the_item_is_dead_lettered(attempt: int, jitter: float) -> None:
     assert retry_delay_seconds(attempt, jitter=jitter) is None
 
 
-def test_an_outage_of_days_is_waited_out() -> None:
+def test_an_outage_of_days_is_survived() -> None:
     waits = [retry_delay_seconds(attempt, jitter=0.0) or 0.0 for attempt in range(1, MAX_ATTEMPTS)]
     assert sum(waits) > 3 * 86_400, "even with the shortest waits chance can give"
     assert sum(waits) * 2 < 8 * 86_400
@@ -74,13 +74,13 @@ def test_an_outage_of_days_is_waited_out() -> None:
         (DeliveryGuarantee.UNACKNOWLEDGED, "resend", "blind_resend"),
     ],
 )
-def test_what_is_in_doubt_is_resolved_as_the_far_side_allows(
+def test_an_in_doubt_item_is_resolved_by_the_delivery_guarantee(
     delivery: DeliveryGuarantee, policy: str, what: str
 ) -> None:
     assert resolve_in_doubt(delivery, policy=policy) == what
 
 
-def test_only_a_far_side_that_knows_the_key_needs_no_hold_after_a_take_over() -> None:
+def test_only_keyed_delivery_needs_no_hold_after_a_takeover() -> None:
     assert [delivery for delivery in DeliveryGuarantee if not is_late_arrival_harmful(delivery)] == [
         DeliveryGuarantee.KEYED
     ]

@@ -1,4 +1,4 @@
-"""When something is due: as people say it and as cron says it, where they live, whatever clocks do there."""
+"""When a schedule is due: natural and cron rules, time zones, and clock changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) ->
         ("DAILY 08:30", CronRule(minutes=(30,), hours=(8,)), ""),
     ],
 )
-def test_a_rule_is_read_and_what_follows_is_kept(text: str, rule: object, rest: str) -> None:
+def test_a_rule_is_parsed_and_the_rest_is_kept_as_text(text: str, rule: object, rest: str) -> None:
     found = parse_rule(text)
     assert found is not None
     assert (found[0], found[2]) == (rule, rest)
@@ -104,28 +104,28 @@ def test_a_rule_is_read_and_what_follows_is_kept(text: str, rule: object, rest: 
         "1 2 3 4 x",
     ],
 )
-def test_what_is_no_rule_is_none(text: str) -> None:
+def test_a_text_without_a_rule_gives_no_schedule(text: str) -> None:
     assert parse_rule(text) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="0123456789*/,- abcdefgh:", max_size=30))
-def test_whatever_is_written_breaks_nothing(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     found = parse_rule(text)
     if found is not None:
         find_next_tick(found[0], after=0.0, made=0.0, zone=datetime.UTC)
 
 
-def test_a_day_has_its_local_time_also_when_clocks_change() -> None:
+def test_a_daily_rule_keeps_its_local_time_across_clock_changes() -> None:
     assert ticks("daily 08:30", "2027-03-26 12:00", 4) == ["03-27 08:30", "03-28 08:30", "03-29 08:30", "03-30 08:30"]
 
 
-def test_an_hour_that_is_left_out_is_made_up_and_one_that_comes_twice_counts_once() -> None:
+def test_a_skipped_hour_fires_late_and_a_repeated_hour_fires_once() -> None:
     assert ticks("daily 02:30", "2027-03-27 12:00", 2) == ["03-28 03:30", "03-29 02:30"]
     assert ticks("daily 02:30", "2026-10-24 12:00", 2) == ["10-25 02:30", "10-26 02:30"]
 
 
-def test_a_rule_for_every_hour_skips_none_of_the_two() -> None:
+def test_an_hourly_rule_fires_in_both_repeated_hours() -> None:
     found = parse_rule("30 * * * * x")
     assert found is not None
     now, gaps = at("2026-10-25 00:00"), set()
@@ -137,7 +137,7 @@ def test_a_rule_for_every_hour_skips_none_of_the_two() -> None:
     assert gaps == {1800.0, 3600.0}
 
 
-def test_the_same_words_mean_another_moment_elsewhere() -> None:
+def test_the_same_rule_gives_another_time_in_another_zone() -> None:
     found = parse_rule("daily 08:30 x")
     assert found is not None
     berlin, tokyo = (
@@ -149,13 +149,13 @@ def test_the_same_words_mean_another_moment_elsewhere() -> None:
     assert berlin - tokyo == pytest.approx(8 * 3600 - 86_400)
 
 
-def test_days_of_month_and_week_are_either_as_cron_has_it() -> None:
+def test_days_of_month_and_of_week_are_alternatives_as_in_cron() -> None:
     assert ticks("0 9 13 * 5", "2026-11-01 00:00", 4) == ["11-06 09:00", "11-13 09:00", "11-20 09:00", "11-27 09:00"]
-    assert ticks("0 9 29 2 *", "2027-01-01 00:00", 1) == ["02-29 09:00"], "a leap day comes around"
-    assert ticks("0 9 31 2 *", "2027-01-01 00:00", 1) == [], "this one never does"
+    assert ticks("0 9 29 2 *", "2027-01-01 00:00", 1) == ["02-29 09:00"], "a leap day is found"
+    assert ticks("0 9 31 2 *", "2027-01-01 00:00", 1) == [], "31 February is never found"
 
 
-def test_once_is_once() -> None:
+def test_a_one_time_rule_fires_once() -> None:
     assert ticks("at 2027-01-31 09:00", "2027-01-30 00:00", 3) == ["01-31 09:00"]
 
 
@@ -168,10 +168,10 @@ def test_once_is_once() -> None:
         ("tomorrow 9:00", "2027-01-30 08:00", ["01-31 09:00"]),
         ("tomorrow 9:00", "2027-01-30 23:59", ["01-31 09:00"]),
         ("tomorrow 0:00", "2027-01-30 00:00", ["01-31 00:00"]),
-        ("tomorrow 3:00", "2027-03-27 12:00", ["03-28 03:00"]),  # the hour before it is left out
+        ("tomorrow 3:00", "2027-03-27 12:00", ["03-28 03:00"]),  # the hour before it is skipped
     ],
 )
-def test_soon_is_meant_from_when_it_is_said(words: str, made: str, when: list[str]) -> None:
+def test_a_relative_time_starts_when_it_is_said(words: str, made: str, when: list[str]) -> None:
     assert ticks(words, made, 3) == when
 
 
@@ -188,14 +188,14 @@ MISSED = ["daily 08:30", "mon 09:00", "weekdays 08:30", "0 9 1 * *", "every 2h",
 
 
 @pytest.mark.parametrize("words", MISSED)
-def test_what_was_missed_is_made_up_for_once(words: str) -> None:
+def test_missed_times_fire_once(words: str) -> None:
     it = schedule(words, "2026-11-01 12:00")
     now = at("2026-12-24 12:01")
     tick = find_due_tick(it, now=now, zone=BERLIN)
     assert tick is not None
     assert tick <= now
     said = schedule(words, "2026-11-01 12:00", last=tick)
-    assert find_due_tick(said, now=now, zone=BERLIN) is None, "and then it is done"
+    assert find_due_tick(said, now=now, zone=BERLIN) is None, "and then there is no further time"
     following = find_next_tick(said.rule, after=tick, made=said.made, zone=BERLIN)
     assert following is None or following > now, "it was the latest of them"
 
@@ -216,7 +216,7 @@ class Counting(datetime.tzinfo):
 
 
 @pytest.mark.parametrize("last", ["2026-11-24 11:00", "2026-11-22 12:00", "2026-11-01 12:00", "2019-11-01 12:00"])
-def test_a_long_absence_costs_no_more_than_a_day(last: str) -> None:
+def test_a_long_absence_costs_no_more_work_than_a_day(last: str) -> None:
     zone = Counting()
     it = schedule("* * * * *", "2018-01-01 12:00", last=at(last, datetime.UTC))
     now = at("2026-11-24 12:00:30", datetime.UTC)
@@ -232,7 +232,7 @@ def test_a_long_absence_costs_no_more_than_a_day(last: str) -> None:
     st.floats(0, 3 * 1440),
     st.floats(0, 3 * 1440),
 )
-def test_the_latest_is_the_one_that_a_walk_from_tick_to_tick_ends_at(
+def test_the_latest_due_time_equals_a_step_by_step_search(
     words: str, name: str, day: str, first: float, more: float
 ) -> None:
     zone = ZoneInfo(name)
@@ -245,7 +245,7 @@ def test_the_latest_is_the_one_that_a_walk_from_tick_to_tick_ends_at(
     assert find_due_tick(it, now=now, zone=zone) == walked
 
 
-def test_a_clock_that_goes_back_says_nothing_twice() -> None:
+def test_a_clock_that_goes_back_fires_nothing_twice() -> None:
     it = schedule("every 1h", "2026-11-01 12:00", last=at("2026-11-01 14:00"))
     assert find_due_tick(it, now=at("2026-11-01 13:30"), zone=BERLIN) is None
     assert find_due_tick(it, now=at("2026-11-01 14:00"), zone=BERLIN) is None

@@ -21,11 +21,11 @@ from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 
 @given(st.text(), st.text())
-def test_more_text_never_weighs_less(text: str, more: str) -> None:
+def test_more_text_never_has_fewer_tokens(text: str, more: str) -> None:
     assert weigh_text(text) <= weigh_text(text + more) <= weigh_text(text) + weigh_text(more)
 
 
-def test_bytes_by_four() -> None:
+def test_the_estimate_is_bytes_divided_by_four() -> None:
     assert weigh_text("") == 0
     assert weigh_text("abcd") == 1
     assert weigh_text("abcde") == 2
@@ -34,7 +34,7 @@ def test_bytes_by_four() -> None:
     assert weigh_text("\ud800") == 1
 
 
-def test_everything_a_model_reads_is_weighed() -> None:
+def test_every_part_of_a_request_is_counted() -> None:
     plain = ModelMessage(role="user", text="hello")
     assert weigh_message(ModelMessage(role="user", text="hello", name="Ada")) > weigh_message(plain)
     call = ToolCall(id="1", tool="note", arguments={"text": "x" * 400})
@@ -48,7 +48,7 @@ def test_everything_a_model_reads_is_weighed() -> None:
 
 
 @given(st.floats(0.5, 2.0), st.lists(st.integers(100, 100_000), min_size=15, max_size=30))
-def test_a_steady_model_is_learned(true: float, weights: list[int]) -> None:
+def test_the_calibration_converges_for_a_steady_model(true: float, weights: list[int]) -> None:
     calibration = UNCALIBRATED
     for weight in weights:
         calibration = update_calibration(calibration, weight=weight, tokens=round(weight * true))
@@ -58,7 +58,7 @@ def test_a_steady_model_is_learned(true: float, weights: list[int]) -> None:
         assert estimate_max_tokens(weight, calibration) <= weight * true * 1.5 + 2
 
 
-def test_an_exchanged_model_is_learned_anew() -> None:
+def test_the_calibration_follows_a_changed_model() -> None:
     calibration = UNCALIBRATED
     for _ in range(200):
         calibration = update_calibration(calibration, weight=1000, tokens=800)
@@ -68,7 +68,7 @@ def test_an_exchanged_model_is_learned_anew() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-5, 10**9), st.integers(-5, 10**9))))
-def test_no_report_can_ruin_it(reports: list[tuple[int, int]]) -> None:
+def test_no_report_moves_the_calibration_out_of_bounds(reports: list[tuple[int, int]]) -> None:
     calibration = UNCALIBRATED
     for weight, tokens in reports:
         calibration = update_calibration(calibration, weight=weight, tokens=tokens)
@@ -77,6 +77,6 @@ def test_no_report_can_ruin_it(reports: list[tuple[int, int]]) -> None:
     assert estimate_tokens(1000, calibration) <= estimate_max_tokens(1000, calibration)
 
 
-def test_what_says_nothing_teaches_nothing() -> None:
+def test_an_unusable_report_changes_nothing() -> None:
     assert update_calibration(UNCALIBRATED, weight=10, tokens=90) == UNCALIBRATED
     assert update_calibration(UNCALIBRATED, weight=1000, tokens=0) == UNCALIBRATED

@@ -1,7 +1,7 @@
-"""Rules 6 to 8 in the pure: a turn goes on where its record ends, and does nothing twice that must not be done twice.
+"""Rules 6 to 8 without I/O: a turn continues at the end of its record, and repeats no call that must not be repeated.
 
 A world plays a turn through `step` and may die at every gate: before or after a commit, before or after a tool has
-run. What it then does again is judged by what was recorded and by what really ran.
+run. The repeated calls are compared with the record and with the calls that really ran.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ProcessDied(Exception):
 
 
 class TurnWorld:
-    """Performs a turn's effects, keeps what was recorded, counts what really ran."""
+    """Performs a turn's effects, keeps the record, and counts the calls that really ran."""
 
     def __init__(self, story: TurnScript, step_: Step = advance_turn) -> None:
         self.story = story
@@ -173,7 +173,7 @@ class TurnWorld:
                     after.append(later.body)
                 yield entry.seq, entry.body, after
 
-    # -- living
+    # -- execution
 
     def play(self) -> None:
         """Live, die and live again until the turn is over."""
@@ -245,9 +245,9 @@ class TurnWorld:
 
     def run(self, task: RunTool) -> TurnEvent:
         thoughts = list(self.thoughts())
-        assert thoughts, "a tool runs before the thought that wants it is recorded"
+        assert thoughts, "a tool runs before its thought is recorded"
         seq, thought, after = thoughts[-1]
-        assert task.call in self.unanswered(thought, after), "nobody waits for this result"
+        assert task.call in self.unanswered(thought, after), "no call waits for this result"
         started = [body for body in after if isinstance(body, Called) and body.call == task.call.id]
         assert len(started) <= 1, "started twice"
         if started:
@@ -275,7 +275,7 @@ class TurnWorld:
 
 
 def check_script(story: TurnScript, step_: Step = advance_turn) -> TurnWorld:
-    """Play a story to its end and check what is left of it."""
+    """Run a turn to its end and check its record."""
     world = TurnWorld(story, step_)
     world.play()
     bodies = [entry.body for entry in world.log]
@@ -284,7 +284,7 @@ def check_script(story: TurnScript, step_: Step = advance_turn) -> TurnWorld:
     assert bodies[-1] is ended[0]
     for _, thought, after in world.thoughts():
         ids = [call.id for call in thought.calls]
-        assert len(set(ids)) == len(ids), "calls that cannot be told apart"
+        assert len(set(ids)) == len(ids), "two calls have the same id"
         assert all(ids)
         results = [body.call for body in after if isinstance(body, Returned)]
         assert sorted(results) == sorted(ids), "calls and results parted"
@@ -302,18 +302,18 @@ def check_script(story: TurnScript, step_: Step = advance_turn) -> TurnWorld:
     TurnScript(answers=((("a", "moody"),),), fates=("ok",) * 5 + ("dies",), moods=(ToolEffect.ONCE, ToolEffect.PURE))
 )
 @example(TurnScript(answers=((("a", "probe"), ("b", "keyed")),), fates=("ok",) * 5 + ("dies",) * 5))
-def test_whatever_befalls_it_a_turn_ends_whole_and_does_nothing_twice(story: TurnScript) -> None:
+def test_a_turn_with_any_faults_ends_and_repeats_no_effect(story: TurnScript) -> None:
     check_script(story)
 
 
-def test_a_thousand_turns_by_chance_end_whole_and_do_nothing_twice() -> None:
+def test_a_thousand_random_turns_end_and_repeat_no_effect() -> None:
     ends: Counter[str] = Counter()
     for seed in range(1_000):
         world = check_script(make_random_script(seed))
         ended = world.log[-1].body
         assert isinstance(ended, Ended)
         ends[ended.outcome] += 1
-    assert set(ends) == {"done", "failed", "stopped", "interrupted", "released"}, "every way to end was gone"
+    assert set(ends) == {"done", "failed", "stopped", "interrupted", "released"}, "every outcome occurs"
 
 
 # -- planted bugs ------------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def forgets_what_it_cost(
         forgets_what_it_cost,
     ],
 )
-def test_a_machine_that_breaks_a_promise_is_found(bug: Step) -> None:
+def test_the_check_finds_a_turn_that_breaks_a_promise(bug: Step) -> None:
     def prop(story: TurnScript) -> None:
         check_script(story, bug)
 
@@ -466,8 +466,8 @@ def test_a_machine_that_breaks_a_promise_is_found(bug: Step) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(STORY)
-def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: TurnScript) -> None:
-    """Not only where this story happened to die: at every prefix of what was recorded."""
+def test_a_turn_resumed_at_any_entry_continues_and_never_goes_back(story: TurnScript) -> None:
+    """At every prefix of the record, not only where this run crashed."""
     world = check_script(story)
     effects = world.effects
     for length in range(1, len(world.log)):
@@ -507,7 +507,7 @@ def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: TurnScript) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(STORY)
-def test_what_was_replayed_is_what_was_stepped_through(story: TurnScript) -> None:
+def test_a_replayed_state_equals_the_stepped_state(story: TurnScript) -> None:
     """The state of a worker is the same as the one that the next worker reads from the log."""
     seen: list[TurnState] = []
 
@@ -546,7 +546,7 @@ def test_a_plain_answer_ends_the_turn_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_answer_ends_failed_and_says_so(text: str) -> None:
+def test_an_empty_answer_fails_the_turn_with_a_notice(text: str) -> None:
     task = first(make_turn(), ModelAnswered(Thought(text=text)))
     assert isinstance(task, FinishTurn)
     assert task.ended.outcome == "failed"
@@ -554,12 +554,12 @@ def test_an_empty_answer_ends_failed_and_says_so(text: str) -> None:
     assert "/retry" in task.notice
 
 
-def test_text_beside_calls_is_kept_and_is_no_reply_yet() -> None:
+def test_text_with_tool_calls_is_kept_and_is_not_the_reply() -> None:
     thought = Thought(text="let me look", calls=(ToolCall(id="a", tool="pure"),))
     assert first(make_turn(), ModelAnswered(thought), pure=ToolEffect.PURE) == RecordBodies((thought,))
 
 
-def test_a_model_that_goes_in_circles_is_ended() -> None:
+def test_a_model_that_repeats_itself_is_stopped() -> None:
     rounds: list[EntryBody] = []
     for n in range(MAX_ROUNDS):
         rounds += [Thought(calls=(ToolCall(id=f"c{n}", tool="pure"),)), Returned(call=f"c{n}")]
@@ -571,7 +571,7 @@ def test_a_model_that_goes_in_circles_is_ended() -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, MAX_TURN_ATTEMPTS, MAX_TURN_ATTEMPTS + 1, MAX_TURN_ATTEMPTS + 50])
-def test_a_turn_that_keeps_falling_is_ended_with_its_calls_answered(attempts: int) -> None:
+def test_a_turn_that_crashes_repeatedly_is_ended_with_its_calls_answered(attempts: int) -> None:
     calls = (ToolCall(id="a", tool="once"), ToolCall(id="b", tool="once"))
     start = Called(call="a", tool="once", effect="once", key="k")
     task = first(make_turn(Thought(calls=calls), start, attempts=attempts, left_over=True), TurnOpened())
@@ -586,7 +586,7 @@ def test_a_turn_that_keeps_falling_is_ended_with_its_calls_answered(attempts: in
     )
 
 
-def test_what_was_started_is_unknown_when_cut_and_what_was_not_is_said_not_to_have_run() -> None:
+def test_an_interrupted_call_is_unknown_and_an_unstarted_call_is_not_run() -> None:
     calls = (ToolCall(id="a", tool="once"), ToolCall(id="b", tool="once"), ToolCall(id="c", tool="once"))
     start = Called(call="b", tool="once", effect="once", key="k")
     task = first(make_turn(Thought(calls=calls), Returned(call="a"), start), TurnCutShort("stopped"))
@@ -601,7 +601,7 @@ def test_what_was_started_is_unknown_when_cut_and_what_was_not_is_said_not_to_ha
 
 @pytest.mark.parametrize("now", [*ToolEffect, None])
 @pytest.mark.parametrize("then", list(ToolEffect)[1:])
-def test_what_a_tool_was_when_it_started_counts(then: ToolEffect, now: ToolEffect | None) -> None:
+def test_a_tool_keeps_the_effect_it_had_when_it_started(then: ToolEffect, now: ToolEffect | None) -> None:
     start = Called(call="a", tool="t", effect=then, key="the key")
     turn = make_turn(Thought(calls=(ToolCall(id="a", tool="t"),)), start, left_over=True)
     task = advance_turn(turn, TurnOpened(), {} if now is None else {"t": now})[1]
@@ -614,7 +614,7 @@ def test_what_a_tool_was_when_it_started_counts(then: ToolEffect, now: ToolEffec
             assert task == RecordBodies((Returned(call="a", text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True),))
 
 
-def test_an_effect_this_build_does_not_know_is_never_run_again() -> None:
+def test_a_call_with_an_unknown_effect_is_never_repeated() -> None:
     start = Called(call="a", tool="t", effect="quantum", key="k")
     task = first(
         make_turn(Thought(calls=(ToolCall(id="a", tool="t"),)), start, left_over=True), TurnOpened(), t=ToolEffect.KEYED
@@ -622,7 +622,7 @@ def test_an_effect_this_build_does_not_know_is_never_run_again() -> None:
     assert isinstance(task, RecordBodies)
 
 
-def test_only_what_was_left_over_is_doubted_not_what_comes_after_it() -> None:
+def test_only_calls_left_by_a_crash_are_in_doubt() -> None:
     calls = (ToolCall(id="a", tool="t"), ToolCall(id="b", tool="t"))
     turn = make_turn(Thought(calls=calls), Called(call="a", tool="t", effect="once", key="k"), left_over=True)
     turn, task = advance_turn(turn, TurnOpened(), {})
@@ -635,13 +635,13 @@ def test_only_what_was_left_over_is_doubted_not_what_comes_after_it() -> None:
 
 
 @pytest.mark.parametrize("thought", [False, True])
-def test_without_a_model_messages_go_back_only_if_nothing_was_thought(thought: bool) -> None:
+def test_without_a_model_messages_are_returned_only_before_the_first_thought(thought: bool) -> None:
     done: tuple[EntryBody, ...] = (Thought(calls=(ToolCall(id="a", tool="t"),)), Returned(call="a")) if thought else ()
     task = first(make_turn(*done), ModelUnreachable(reason="down", retry_after=7.5))
     assert task == WaitForModel(release=not thought, reason="down", retry_after=7.5)
 
 
-def test_notes_sayings_and_notices_do_not_move_a_turn() -> None:
+def test_notes_replies_and_notices_do_not_advance_a_turn() -> None:
     spoken: tuple[EntryBody, ...] = (
         Noted(text="n"),
         Said(text="s", to=None),  # type: ignore[arg-type]  # nobody looks at it
@@ -651,14 +651,14 @@ def test_notes_sayings_and_notices_do_not_move_a_turn() -> None:
     assert make_turn(thought, *spoken, Returned(call="a"), *spoken) == make_turn(thought, Returned(call="a"))
 
 
-def test_a_turn_that_has_ended_takes_no_more_events() -> None:
+def test_an_ended_turn_accepts_no_more_events() -> None:
     with pytest.raises(AssertionError):
         advance_turn(make_turn(Ended()), TurnOpened(), {})
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(IDS), max_size=6), st.integers(0, 2))
-def test_calls_can_always_be_told_apart_and_good_ids_are_kept(ids: list[str], rounds: int) -> None:
+def test_call_ids_become_unique_and_unique_ids_are_kept(ids: list[str], rounds: int) -> None:
     done: list[EntryBody] = []
     for _ in range(rounds):
         done += [Thought(calls=(ToolCall(id="x", tool="pure"),)), Returned(call="x")]

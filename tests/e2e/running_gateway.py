@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from everhold.app import GatewayApp, SystemClock, load_home_settings
@@ -27,7 +28,16 @@ def _get_own_environment() -> dict[str, str]:
 class RunningGateway:
     """A home, and the app that runs in it."""
 
-    def __init__(self, path: Path, config: str, *, env: str = f"MODEL_KEY={KEY}\n", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: str,
+        *,
+        env: str = f"MODEL_KEY={KEY}\n",
+        clock: Clock | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.environ = environ
         self.clock = clock
         self.home = Home(path / "home").create()
         self.configure(config)
@@ -47,8 +57,8 @@ class RunningGateway:
     async def __aenter__(self) -> RunningGateway:
         log = open_log(clock=SystemClock(), home=self.home.path, stream=self.log, level="debug")
         settings, environ = (
-            load_home_settings(self.home, environ={}),
-            {"PATH": "/usr/bin:/bin", **_get_own_environment()},
+            load_home_settings(self.home, environ=self.environ),
+            {"PATH": "/usr/bin:/bin", **_get_own_environment(), **self.environ},
         )
         self._app = GatewayApp(self.home, settings, log=log, environ=environ, clock=self.clock)
         self._app.text_watchers.append(lambda session, op, piece: self.pieces.append(piece))

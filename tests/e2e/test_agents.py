@@ -54,7 +54,7 @@ def personas(*names: str, **settings: Any) -> dict[str, Any]:
     return {name: {"persona": f"You are the {name}.", **settings} for name in names}
 
 
-async def test_thirteen_agents_answer_at_once_and_hear_nothing_of_each_other(
+async def test_thirteen_agents_answer_at_once_and_see_nothing_of_each_other(
     tmp_path: Path, server: ModelServer
 ) -> None:
     server.default = lambda received: ModelServerReply(text=f"The {speaker(received)} heard you.")
@@ -81,7 +81,7 @@ async def test_thirteen_agents_answer_at_once_and_hear_nothing_of_each_other(
         await t.assert_sound()
 
 
-async def test_agents_spend_their_own_money(tmp_path: Path, server: ModelServer) -> None:
+async def test_each_agent_spends_its_own_budget(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder")
     agents["coder"]["budget"] = {"tokens_per_day": 0}
     async with RunningGateway(tmp_path, config(server, agents)) as t:
@@ -90,7 +90,7 @@ async def test_agents_spend_their_own_money(tmp_path: Path, server: ModelServer)
         assert await t.send_and_wait("hello") == "You said: hello"
 
 
-async def test_changing_one_agent_leaves_the_others_as_they_were(tmp_path: Path, server: ModelServer) -> None:
+async def test_changing_one_agent_does_not_change_the_others(tmp_path: Path, server: ModelServer) -> None:
     async with RunningGateway(tmp_path, config(server, personas("main", "coder"))) as t:
         await t.send_and_wait("hello", agent="coder")
         before = t.app.agents.get_runtime("coder", {})
@@ -129,7 +129,7 @@ async def test_one_agent_writes_to_another_and_gets_an_answer(tmp_path: Path, se
         theirs = next(session.id for session in sessions if session.agent == "coder")
         question, thanks = await t.read_bodies(theirs, Heard)
         assert (question.text, question.bot, question.hops, question.asks) == ("What is it?", True, 1, True)
-        assert (thanks.text, thanks.hops, thanks.asks) == ("Thanks.", 3, False), "kept, but nobody thanks for thanks"
+        assert (thanks.text, thanks.hops, thanks.asks) == ("Thanks.", 3, False), "stored, but thanks are not answered"
         # the answer arrives in main's conversation with the coder, not in Ada's
         mine = next(session.id for session in sessions if session.id not in (theirs, verdict.session))
         assert (await t.read_heard(mine))[0] == "Forty-two, says the coder."
@@ -157,7 +157,7 @@ async def test_an_agent_may_write_to_other_agents_only_if_configured(tmp_path: P
         assert len(await t.app.store.list_sessions()) == 2
 
 
-async def test_agents_that_answer_each_other_for_ever_fall_silent(tmp_path: Path, server: ModelServer) -> None:
+async def test_agents_that_keep_answering_each_other_are_stopped(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder")
     agents["main"]["send_to"] = ["agent:coder"]
 
@@ -185,7 +185,7 @@ async def test_agents_that_answer_each_other_for_ever_fall_silent(tmp_path: Path
         await t.assert_sound()
 
 
-async def test_bots_do_not_thank_each_other(tmp_path: Path, server: ModelServer) -> None:
+async def test_bots_do_not_answer_each_others_thanks(tmp_path: Path, server: ModelServer) -> None:
     agents = personas("main", "coder")
     agents["main"]["send_to"] = ["agent:coder"]
 

@@ -40,7 +40,7 @@ async def _write(
     await slack_server.write(text, to=slack_server.chat)
 
 
-async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tmp_path: Path) -> None:
+async def test_no_token_is_in_any_file_and_every_file_is_private(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         m = await stack.enter_async_context(ModelServer(key=KEY))
         telegram_server = (await stack.enter_async_context(telegram.open_remote_telegram())).server
@@ -57,7 +57,7 @@ async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tm
         async with RunningGateway(tmp_path, config, env=ENV) as gateway:
             await gateway.wait_until(
                 lambda: discord_server.server.identified == 1
-            )  # a first word before that would not be found there
+            )  # Discord would not deliver an earlier message
             await _write("hello", telegram_server, discord_server, slack_server)
             await gateway.wait_until(
                 lambda: bool(
@@ -94,7 +94,7 @@ async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tm
 
 
 @pytest.mark.parametrize("name", ["sitecustomize.py", "plugins/evil.py", "evil.py", "everhold_evil.py", "yaml.py"])
-def test_code_that_lies_in_a_home_is_not_run(tmp_path: Path, name: str) -> None:
+def test_code_in_a_home_is_not_run(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / name).parent.mkdir(exist_ok=True, mode=0o700)

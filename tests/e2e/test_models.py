@@ -61,7 +61,7 @@ async def run_gateway(path: Path, server: ModelServer, **defaults: Any) -> Async
 # -- a turn ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reply_grows_and_is_committed_once(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_reply_is_streamed_and_committed_once(tmp_path: Path, server: ModelServer) -> None:
     server.add_steps(ModelServerReply(text="Good morning, Ada. How did you sleep?"))
     async with run_gateway(tmp_path, server) as t:
         verdict = await t.send_message("hello")
@@ -83,7 +83,7 @@ async def test_a_tool_is_called_and_its_result_reaches_the_model(
     models = {"m": make_model_section(url, provider=dialect)}
     async with run_gateway(tmp_path, server, models=models, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
         verdict = await t.send_message("how big?")
-        # the server was not up yet when this was asked: the turn waited for it
+        # the tool server was still starting at this call, and the turn waited for it
         assert await t.wait_for_replies(verdict.session) == ["It is three."]
         (called,) = await t.read_bodies(verdict.session, Called)
         (returned,) = await t.read_bodies(verdict.session, Returned)
@@ -93,7 +93,7 @@ async def test_a_tool_is_called_and_its_result_reaches_the_model(
         await t.assert_sound()
 
 
-async def test_a_tool_that_fails_is_a_result_not_a_failure(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_failed_tool_gives_a_result_and_the_turn_continues(tmp_path: Path, server: ModelServer) -> None:
     calls = tuple(ToolCall(id=f"c{n}", tool=tool) for n, tool in enumerate(("odd_refuse", "odd_die", "nobody_knows")))
     server.add_steps(ModelServerReply(calls=calls), ModelServerReply(text="None of that worked."))
     async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
@@ -106,7 +106,7 @@ async def test_a_tool_that_fails_is_a_result_not_a_failure(tmp_path: Path, serve
         await t.assert_sound()
 
 
-async def test_a_tool_server_that_cannot_be_started_is_named_and_the_agent_answers(
+async def test_a_tool_server_that_cannot_start_is_named_and_the_agent_answers(
     tmp_path: Path, server: ModelServer
 ) -> None:
     async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": ["/nowhere"]}}) as t:
@@ -115,7 +115,7 @@ async def test_a_tool_server_that_cannot_be_started_is_named_and_the_agent_answe
         assert (problem["disables"], "there is no program" in problem["message"]) == ("mcp.odd", True)
 
 
-async def test_the_beginning_of_a_request_stays_byte_for_byte(tmp_path: Path, server: ModelServer) -> None:
+async def test_the_beginning_of_a_request_stays_byte_identical(tmp_path: Path, server: ModelServer) -> None:
     """A cached prompt costs a tenth, so its bytes must not change."""
     async with run_gateway(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
         for number in range(4):
@@ -132,10 +132,10 @@ async def test_the_beginning_of_a_request_stays_byte_for_byte(tmp_path: Path, se
             assert longer.startswith(shorter[:-2])
 
 
-# -- when it does not answer -------------------------------------------------------------------------------------------
+# -- outages and broken streams ----------------------------------------------------------------------------------------
 
 
-async def test_retry_after_is_obeyed(tmp_path: Path, server: ModelServer) -> None:
+async def test_retry_after_is_respected(tmp_path: Path, server: ModelServer) -> None:
     asked: list[float] = []
 
     def limited(received: ReceivedModelRequest) -> ModelServerStep:
@@ -190,7 +190,7 @@ async def test_while_every_model_is_down_messages_are_kept_and_one_turn_answers_
             found = await t.app.store.list_pending(session)
             return [getattr(entry.body, "text", "") for entry in found] == ["one", "two"]
 
-        await t.wait_until(both_wait)  # between two attempts; during one, its turn has them
+        await t.wait_until(both_wait)  # pending between two attempts; during an attempt the turn has them
         (told,) = await t.read_bodies(session, Notified)
         assert "Your message is kept" in told.text
         assert not await t.read_bodies(session, Said)
@@ -226,7 +226,7 @@ async def test_a_request_that_is_too_long_is_compressed_and_answered(tmp_path: P
         await t.assert_sound()
 
 
-async def test_a_message_that_no_window_holds_fails_and_later_ones_are_answered(
+async def test_a_message_larger_than_every_window_fails_and_later_ones_are_answered(
     tmp_path: Path, server: ModelServer
 ) -> None:
     server.context_tokens = 2_500  # less than the configuration says, and the same for summaries
@@ -248,9 +248,7 @@ async def _told(t: RunningGateway, session: str) -> bool:
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "end", "garbage", "error", "done"])
-async def test_a_stream_that_breaks_anywhere_still_becomes_one_reply(
-    tmp_path: Path, server: ModelServer, how: Any
-) -> None:
+async def test_a_stream_broken_at_any_byte_still_gives_one_reply(tmp_path: Path, server: ModelServer, how: Any) -> None:
     text = "one two three four five"
     async with run_gateway(tmp_path, server) as t:
         for number, after in enumerate((0, 1, 3, 5)):
@@ -262,7 +260,7 @@ async def test_a_stream_that_breaks_anywhere_still_becomes_one_reply(
         await t.assert_sound()
 
 
-async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_client_that_disconnects_at_any_byte_gets_one_reply(tmp_path: Path, server: ModelServer) -> None:
     server.default = ModelServerReply(text="one two three four five six seven eight", pause_seconds=0.02)
     async with run_gateway(tmp_path, server) as t:
         url = await t.app.serve(port=0)
@@ -319,10 +317,10 @@ def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path,
             command_home.close()
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
+# -- cost and budgets --------------------------------------------------------------------------------------------------
 
 
-async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: Path, server: ModelServer) -> None:
+async def test_usage_and_cost_are_stored_per_turn_agent_person_and_day(tmp_path: Path, server: ModelServer) -> None:
     price = {"input": 2.0, "output": 10.0}
     async with run_gateway(tmp_path, server, entry={"price": price}, agents={"main": {}, "other": {}}) as t:
         await t.send_and_wait("hello", who="ada")
@@ -340,12 +338,13 @@ async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: P
             assert usage.usd == pytest.approx((usage.input * 2 + usage.output * 10) / 1e6)
             assert usage.input > 0
         spent = {
-            budget: await t.app.store.get_spend(budget, day) for budget in ("agent:main", "agent:other", "person:ada")
+            budget: await t.app.store.get_spend(budget, day)
+            for budget in ("agent:main", "agent:other", "person:local:ada")
         }
         total = sum(usage.usd for usage in usages)
         assert spent["agent:main"].usd + spent["agent:other"].usd == pytest.approx(total)
-        bob = await t.app.store.get_spend("person:bob", day)
-        assert spent["person:ada"].usd + bob.usd == pytest.approx(total)
+        bob = await t.app.store.get_spend("person:local:bob", day)
+        assert spent["person:local:ada"].usd + bob.usd == pytest.approx(total)
         assert bob.tokens > 0
         assert (await t.app.store.get_spend("agent:main", "2001-01-01")).tokens == 0
 
@@ -368,7 +367,7 @@ async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelSer
 
 
 @pytest.mark.parametrize("unit", ["usd", "tokens"])
-async def test_calls_at_the_same_time_do_not_share_the_last_of_a_budget(
+async def test_concurrent_calls_cannot_both_spend_the_rest_of_a_budget(
     tmp_path: Path, server: ModelServer, unit: str
 ) -> None:
     models = {"m": make_model_section(server.openai, price={"input": 2.0, "output": 10.0})}
@@ -401,7 +400,7 @@ async def test_calls_at_the_same_time_do_not_share_the_last_of_a_budget(
         assert len(server.requests) == 2
 
 
-async def test_a_budget_reckons_with_the_longest_answer_there_can_be(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_reservation_covers_the_longest_possible_answer(tmp_path: Path, server: ModelServer) -> None:
     short = {"m": make_model_section(server.openai, max_tokens=100)}
     async with run_gateway(tmp_path / "short", server, models=short, budget={"tokens_per_day": 4_000}) as t:
         assert await t.send_and_wait("hello") == "You said: hello"
@@ -409,21 +408,21 @@ async def test_a_budget_reckons_with_the_longest_answer_there_can_be(tmp_path: P
     async with run_gateway(tmp_path / "long", server, models=long, budget={"tokens_per_day": 8_000}) as t:
         told = await t.send_and_wait("hello")
         assert "tokens, 8,000 are left" in told
-        assert len(server.requests) == asked, "it may answer with 8,192 tokens, and says so"
+        assert len(server.requests) == asked, "the answer may have 8,192 tokens"
 
 
-async def test_a_person_who_spent_everything_leaves_the_others_theirs(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_person_without_budget_does_not_block_other_people(tmp_path: Path, server: ModelServer) -> None:
     budget = {"per_person": {"tokens_per_day": 5_000}}
     server.default = ModelServerReply(text="word " * 600)
     async with run_gateway(tmp_path, server, budget=budget) as t:
         assert (await t.send_and_wait("hello", who="ada")).startswith("word")
-        assert "budget of person:ada" in await t.send_and_wait("again", who="ada")
+        assert "budget of person:local:ada" in await t.send_and_wait("again", who="ada")
         asked = len(server.requests)
         assert (await t.send_and_wait("hello", who="bob", chat="bobs")).startswith("word")
         assert len(server.requests) == asked + 1
 
 
-async def test_a_model_without_a_price_is_no_way_around_a_budget(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_model_without_a_price_does_not_bypass_a_budget(tmp_path: Path, server: ModelServer) -> None:
     models = {
         "m": make_model_section(server.openai, price={"input": 2.0, "output": 10.0}),
         "free": make_model_section(server.openai, "f"),
@@ -434,7 +433,7 @@ async def test_a_model_without_a_price_is_no_way_around_a_budget(tmp_path: Path,
         await t.send_and_wait("hello")
         assert server.requests[-1].json["model"] == "f"
         t.configure(config(models, budget={"per_person": {"usd_per_day": 5}}))
-        # what was chosen before holds no longer, and nobody can choose it again
+        # the earlier choice is void, and it cannot be chosen again
         await t.send_and_wait("hello")
         assert server.requests[-1].json["model"] == "fake"
         assert "free has no price" in await t.send_and_wait("/model free")
@@ -446,7 +445,7 @@ async def test_a_model_without_a_price_is_no_way_around_a_budget(tmp_path: Path,
         assert server.requests[-1].json["model"] == "f"
 
 
-async def test_a_call_that_was_stopped_is_paid_for(tmp_path: Path, server: ModelServer) -> None:
+async def test_a_stopped_call_is_charged(tmp_path: Path, server: ModelServer) -> None:
     server.add_steps(ModelServerReply(text="one two three four", cut=StreamFault(kind="hang", after=3)))
     async with run_gateway(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}) as t:
         verdict = await t.send_message("tell me a long story")
@@ -456,15 +455,13 @@ async def test_a_call_that_was_stopped_is_paid_for(tmp_path: Path, server: Model
         (ended,) = [it for it in await t.read_bodies(verdict.session, Ended) if it.outcome == "stopped"]
         assert ended.usage.input > 20
         assert 0 < ended.usage.output < 20
-        spent = await t.app.store.get_spend("person:ada", t.app.agents.get_today())
+        spent = await t.app.store.get_spend("person:local:ada", t.app.agents.get_today())
         assert spent.tokens == ended.usage.input + ended.usage.output
         assert spent.usd == pytest.approx(ended.usage.usd)
         assert spent.usd > 0
 
 
-async def test_what_a_call_may_cost_is_held_until_what_it_cost_is_committed(
-    tmp_path: Path, server: ModelServer
-) -> None:
+async def test_a_reservation_is_held_until_the_cost_is_committed(tmp_path: Path, server: ModelServer) -> None:
     calls = (ToolCall(id="c", tool="nobody_knows"),)
     server.add_steps(ModelServerReply(calls=calls), ModelServerReply(text="Well."), ModelServerReply(text="So."))
     budget = {"tokens_per_day": 1_000_000, "background": {"tokens_per_day": 1_000_000}}
@@ -498,17 +495,15 @@ async def test_an_edit_is_in_force_at_the_next_message(tmp_path: Path, server: M
             assert await t.send_and_wait("hello") == "I am the other one."
             assert other.last_request.json["model"] == "fine"
             assert other.last_request.headers["authorization"] == "Bearer another-key-0123456789"
-            await t.wait_until(lambda: not server._tasks)  # the connection to the one before is closed
+            await t.wait_until(lambda: not server._tasks)  # the connection to the previous model is closed
             assert isinstance(held, RetirableModel)
-            # a key alone
+            # only the key changes
             other.key = "third-key-0123456789"
             t.write_secrets("MODEL_KEY=third-key-0123456789\n")
             assert await t.send_and_wait("hello") == "I am the other one."
 
 
-async def test_a_model_that_is_replaced_while_it_answers_is_closed_afterwards(
-    tmp_path: Path, server: ModelServer
-) -> None:
+async def test_a_model_replaced_during_an_answer_is_closed_after_it(tmp_path: Path, server: ModelServer) -> None:
     server.add_steps(ModelServerReply(text="a long story comes to its end", pause_seconds=0.1))
     async with run_gateway(tmp_path, server) as t:
         session = (await t.send_message("tell me")).session
@@ -519,7 +514,7 @@ async def test_a_model_that_is_replaced_while_it_answers_is_closed_afterwards(
         await t.wait_until(lambda: len(server._tasks) == 1)
 
 
-async def test_a_held_model_closes_again_when_it_was_asked_after_all(server: ModelServer) -> None:
+async def test_a_replaced_model_that_was_called_again_is_closed(server: ModelServer) -> None:
     class Clock:
         def now(self) -> float:
             return time.time()
@@ -538,7 +533,9 @@ async def test_a_held_model_closes_again_when_it_was_asked_after_all(server: Mod
     assert model._http_client._transport is None
 
 
-async def test_an_invalid_edit_keeps_the_last_good_and_says_so(tmp_path: Path, server: ModelServer) -> None:
+async def test_an_invalid_edit_keeps_the_last_valid_configuration_and_is_reported(
+    tmp_path: Path, server: ModelServer
+) -> None:
     async with run_gateway(tmp_path, server) as t:
         await t.send_and_wait("hello")
         t.configure("models: {m: {provider: openai, nmae: x}}\n")
@@ -585,14 +582,14 @@ def opened() -> Iterator[list[str]]:
     _OPENED = None
 
 
-async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer, opened: list[str]) -> None:
+async def test_a_message_causes_no_file_read(tmp_path: Path, server: ModelServer, opened: list[str]) -> None:
     async with run_gateway(tmp_path, server) as t:
         await t.send_and_wait("hello")
         await t.send_and_wait("hello", agent="main", chat="other")
         await t.wait_until(
             lambda: t.app.watcher.compared
         )  # once, a while after they were read, the files are read again
-        while await t.app.index.catch_up(t.app.store):  # the first time, it loads what it finds meaning with
+        while await t.app.index.catch_up(t.app.store):  # the first run loads the embeddings
             pass
         assert any(str(t.home.path) in name for name in opened), "the hook sees nothing"
         opened.clear()
@@ -638,7 +635,7 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
         server.add_steps(ModelServerReply(calls=(ToolCall(id="c", tool="odd_secret"),)))
         first = await t.send_message("hello")
         await t.wait_for_replies(first.session)
-        # each of them left for where it belongs, or its absence below would prove nothing
+        # each secret was sent to its own service; otherwise its absence below would prove nothing
         # the last request may be one of the MCP client, because it retries its connection to this server
         to_model = [r for r in server.requests if r.path.endswith("/chat/completions")][-1]
         assert to_model.headers["authorization"] == f"Bearer {canaries['MODEL_KEY']}"

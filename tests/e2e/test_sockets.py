@@ -41,7 +41,7 @@ async def model() -> AsyncIterator[ModelServer]:
         yield server
 
 
-async def test_on_discord(tmp_path: Path, model: ModelServer) -> None:
+async def test_a_long_reply_on_discord_is_delivered_once(tmp_path: Path, model: ModelServer) -> None:
     async with open_remote_discord() as remote:
         server = remote.server
         access = {"direct": ["discord:1001"], "groups": {remote.group: ["discord:1001"]}}
@@ -63,7 +63,7 @@ async def test_on_discord(tmp_path: Path, model: ModelServer) -> None:
             await running.assert_sound()
 
 
-async def test_on_slack(tmp_path: Path, model: ModelServer) -> None:
+async def test_a_long_reply_on_slack_is_delivered_once(tmp_path: Path, model: ModelServer) -> None:
     async with open_remote_slack() as remote:
         server = remote.server
         url = f"{server.url}/api/"
@@ -74,7 +74,7 @@ async def test_on_slack(tmp_path: Path, model: ModelServer) -> None:
             server.ack_seconds = LIMIT_SECONDS
             parent = await server.write_message("a topic", channel=remote.group)
             await server.write_message(f"<@{server.apps[0].user}> tell me all", channel=remote.group, thread=parent)
-            # Slack waits for three seconds, and so for no answer
+            # Slack waits three seconds, which is too short for an answer
             await running.wait_until(lambda: len(model.requests) >= 1 and len(server.apps[0].confirmed) >= 2)
             released.set()
             await running.wait_until(
@@ -83,9 +83,9 @@ async def test_on_slack(tmp_path: Path, model: ModelServer) -> None:
             await running.wait_until_idle()
             shown = server.list_shown_messages(remote.group)
             assert len(shown) >= 2
-            assert {it["thread_ts"] for it in shown} == {parent}, "it is answered where it was asked"
+            assert {it["thread_ts"] for it in shown} == {parent}, "the reply is in the thread of the question"
             assert "".join(from_mrkdwn(it["text"], names={}) for it in shown) == LONG
-            # what has to be escaped is longer there than an edit may be: then it is said anew, and the draft goes
+            # the escaped text is longer than an edit may be, so it is sent as a new message and the draft is deleted
             assert {"chat.update", "chat.delete"} <= {name for name, _ in server.calls}
             await server.use_command("/everhold", "status", channel=remote.group)
             await running.wait_until(lambda: len(server.list_shown_messages(remote.group)) > len(shown))

@@ -50,14 +50,18 @@ ENV = f"MODEL_KEY={KEY}\nBOT={TOKEN}\n"
 
 
 async def wait_for_replies(gateway: RunningGateway, telegram: TelegramServer, chat: int, count: int) -> list[str]:
-    await gateway.wait_until(lambda: len(telegram.list_bot_texts(chat)) >= count)
+    def are_complete() -> bool:
+        shown = telegram.list_bot_texts(chat)
+        return len(shown) >= count and not shown[-1].endswith(" …")  # otherwise it still grows
+
+    await gateway.wait_until(are_complete)
     return telegram.list_bot_texts(chat)
 
 
-async def test_somebody_who_is_let_in_is_answered(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+async def test_an_admitted_person_is_answered(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("hello")
-        assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: Ada: hello"]
+        assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: [Ada · telegram:1001] hello"]
         assert telegram.typing, "it was seen to be at work"
         (account,) = gateway.app.describe()["accounts"]
         assert (account["platform"], account["listening"]) == ("telegram", True)
@@ -67,7 +71,7 @@ async def test_somebody_who_is_let_in_is_answered(tmp_path: Path, telegram: Tele
         await gateway.assert_sound()
 
 
-async def test_a_reply_grows_in_one_message(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+async def test_a_reply_is_drafted_in_one_message(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     text = "It began on a Tuesday, " + "and it went on and on, " * 40
     model.add_steps(ModelServerReply(text=text, pause_seconds=0.01))
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
@@ -79,7 +83,7 @@ async def test_a_reply_grows_in_one_message(tmp_path: Path, telegram: TelegramSe
         await gateway.assert_sound()
 
 
-async def test_a_long_reply_comes_in_parts(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+async def test_a_long_reply_is_sent_in_parts(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     text = "A paragraph of some length. " * 400
     model.add_steps(ModelServerReply(text=text, stream=False))
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
@@ -100,11 +104,13 @@ async def test_a_stranger_is_paired_and_then_answered(
         await client_of(gateway.app).approve_pairing(found[0], person="")
         assert (await wait_for_replies(gateway, telegram, 666, 2))[1] == "You have access now. What can I do for you?"
         await telegram.write_message("thank you", user=666)
-        assert (await wait_for_replies(gateway, telegram, 666, 3))[2] == "You said: Ada: thank you"
+        assert (await wait_for_replies(gateway, telegram, 666, 3))[2] == "You said: [Ada · telegram:666] thank you"
         assert found[0] not in gateway.log.getvalue()
 
 
-async def test_accounts_change_while_it_runs(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+async def test_accounts_change_while_the_gateway_runs(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("one")
         await wait_for_replies(gateway, telegram, 1001, 1)
@@ -113,10 +119,12 @@ async def test_accounts_change_while_it_runs(tmp_path: Path, telegram: TelegramS
         await telegram.write_message("two")
         await gateway.wait_until(lambda: any(name == "getUpdates" for name, _ in telegram.calls[-3:]))
         await gateway.app.watcher.get_fresh_settings()
-        # the old bot is left with what it was not asked for any more; the new one hears
+        # the old bot keeps its unread update; the new one receives messages
         before = len(telegram.list_bot_texts(1001))
         await telegram.write_message("three")
-        await gateway.wait_until(lambda: "You said: Ada: three" in telegram.list_bot_texts(1001)[before - 1 :])
+        await gateway.wait_until(
+            lambda: "You said: [Ada · telegram:1001] three" in telegram.list_bot_texts(1001)[before - 1 :]
+        )
 
 
 async def test_a_missing_token_disables_the_account_and_nothing_else(
@@ -129,7 +137,7 @@ async def test_a_missing_token_disables_the_account_and_nothing_else(
         await telegram.write_message("anybody?")
         gateway.write_secrets(ENV)
         await gateway.app.watcher.get_fresh_settings()
-        assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: Ada: anybody?"], (
+        assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: [Ada · telegram:1001] anybody?"], (
             "and what was written meanwhile is heard"
         )
 
@@ -140,17 +148,17 @@ async def test_a_lost_answer_follows_the_policy_and_is_counted(
 ) -> None:
     model.default = lambda _: ModelServerReply(text="short", stream=False)
     async with RunningGateway(tmp_path, config(telegram, model, f", in_doubt: {policy}"), env=ENV) as gateway:
-        gateway.app.supervisor.send_deadline = 1.0  # until then a request may still be carried out
+        gateway.app.supervisor.send_deadline = 1.0  # until then the hanging request may still be carried out
         telegram.plan_fault("sendMessage", "drop after")
         await telegram.write_message("hello")
         await wait_for_replies(gateway, telegram, 1001, shown)
         await gateway.wait_until_idle()
         assert telegram.list_bot_texts(1001) == ["short"] * shown
         status = await client_of(gateway.app).show_status()
-        assert status["in_doubt"] == 1, "whichever way, somebody can see it"
+        assert status["in_doubt"] == 1, "with either policy the doubt is visible"
 
 
-async def test_what_is_sent_while_it_is_down_is_answered_once(
+async def test_a_message_sent_while_the_gateway_is_down_is_answered_once(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
     model.default = lambda received: ModelServerReply(
@@ -169,7 +177,7 @@ async def test_what_is_sent_while_it_is_down_is_answered_once(
         await gateway.assert_sound()
 
 
-async def test_a_halt_word_ends_what_runs_in_a_group(
+async def test_a_halt_word_stops_the_running_turn_of_a_group(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
     model.default = lambda _: ModelServerReply(text="on and on " * 500, pause_seconds=0.05)
@@ -182,7 +190,7 @@ async def test_a_halt_word_ends_what_runs_in_a_group(
         await gateway.wait_until(lambda: any("Halted" in text for text in telegram.list_bot_texts(-100)))
         await gateway.wait_until_idle()
         (draft,) = [text for text in telegram.list_bot_texts(-100) if "on and on" in text]
-        assert draft.endswith("… (stopped)"), "what was seen of it does not look as if more would come"
+        assert draft.endswith("… (stopped)"), "the draft is marked as stopped"
         asked = len(model.requests)
         await telegram.write_message("@everhold_bot are you there?", chat=-100)
         await telegram.wait_until_confirmed(TOKEN)
@@ -220,7 +228,9 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_session(
         await wait_for_replies(gateway, telegram, -100, 1)
         await telegram.upgrade_group(-100, -1009)
         await telegram.write_message("@everhold_bot two", chat=-1009)
-        assert await wait_for_replies(gateway, telegram, -1009, 1) == ["You said: Ada: @everhold_bot two"]
+        assert await wait_for_replies(gateway, telegram, -1009, 1) == [
+            "You said: [Ada · telegram:1001] @everhold_bot two"
+        ]
         (session,) = await gateway.app.store.list_sessions()
         assert session.address.startswith("agent:main:telegram:group:-100:")
         assert "@everhold_bot one" in str(model.requests[-1].body), "it remembers"
@@ -228,21 +238,22 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_session(
         await gateway.assert_sound()
 
 
-async def test_a_group_that_moved_while_an_answer_was_made_gets_it(
+async def test_a_reply_reaches_a_group_that_moved_during_the_turn(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         telegram.chat_errors[-100] = TelegramServerError(
             400, "Bad Request: group chat was upgraded", migrate_to_chat_id=-1009
         )
+        model.add_steps(ModelServerReply(text="It is one."), ModelServerReply(text="It is two."))
         await telegram.write_message("@everhold_bot one", chat=-100)
-        assert await wait_for_replies(gateway, telegram, -1009, 1) == ["You said: Ada: @everhold_bot one"]
+        assert await wait_for_replies(gateway, telegram, -1009, 1) == ["It is one."]
         await telegram.write_message("@everhold_bot two", chat=-1009)  # and nobody ever told that it moved
         await wait_for_replies(gateway, telegram, -1009, 2)
         assert len(await gateway.app.store.list_sessions()) == 1
 
 
-async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+async def test_a_file_is_sent_with_a_reply(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
     call = ToolCall(id="c1", tool="attach", arguments={"name": "table.csv", "text": "a,b"})
     model.add_steps(ModelServerReply(text="", calls=(call,)), ModelServerReply(text="Here it is."))
     settings = config(telegram, model).replace("tools: []", "tools: [attach]")
@@ -257,7 +268,7 @@ async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer
         await gateway.assert_sound()
 
 
-async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_had_to_say(
+async def test_a_token_changed_during_a_send_loses_no_reply(
     tmp_path: Path, telegram: TelegramServer, model: ModelServer
 ) -> None:
     """A send hangs at the old bot until it is given up; the new bot sends it, and the repeat is counted."""
@@ -273,6 +284,6 @@ async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_ha
         await telegram.write_message("two")
         await wait_for_replies(gateway, telegram, 1001, 2)
         await gateway.wait_until_idle()
-        assert telegram.list_bot_texts(1001) == ["Ada: one", "Ada: two"]
+        assert telegram.list_bot_texts(1001) == ["[Ada · telegram:1001] one", "[Ada · telegram:1001] two"]
         assert (await client_of(gateway.app).show_status())["in_doubt"] == 1
         await gateway.assert_sound()

@@ -1,4 +1,4 @@
-"""Rules 1 to 5: what is acknowledged, recognised, ordered, and consumed."""
+"""Rules 1 to 5: acknowledgement, deduplication, order and consumption of messages."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.platform import AcceptResult
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
+from tests.engine.group_scenario import admit_owners, bind_address
 
 from .conftest import HeldModel
 
@@ -48,7 +49,7 @@ def texts(gateway: InProcessGateway, session: str) -> list[str]:
 
 
 class TestRule1AcknowledgeAfterCommit:
-    def test_what_could_not_be_committed_is_not_acknowledged_and_comes_again(self, gateway: InProcessGateway) -> None:
+    def test_an_uncommitted_message_is_not_acknowledged_and_is_redelivered(self, gateway: InProcessGateway) -> None:
         assert gateway.process is not None
         process, real = gateway.process, gateway.process.disk.commit
         failures = 3
@@ -83,7 +84,7 @@ class TestRule1AcknowledgeAfterCommit:
 
 
 class TestRule2Recognition:
-    def test_the_same_delivery_is_recognised_wherever_it_comes_in(self, gateway: InProcessGateway) -> None:
+    def test_a_redelivered_message_is_a_duplicate(self, gateway: InProcessGateway) -> None:
         first = gateway.send_message("hello", id="77")
         assert [gateway.send_message("hello", id="77").outcome for _ in range(3)] == ["duplicate"] * 3
         assert gateway.send_message("hello", id="77") == AcceptResult(
@@ -97,14 +98,14 @@ class TestRule2Recognition:
         assert gateway.logger.find_events("message.conflicting")
         assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_an_edit_is_new(self, gateway: InProcessGateway) -> None:
+    def test_an_edit_is_a_new_message(self, gateway: InProcessGateway) -> None:
         gateway.send_message("helo", id="77")
         assert gateway.send_message("hello", id="77", event="edit", revision="2").outcome == "accepted"
         assert gateway.send_message("hello", id="77", event="edit", revision="2").outcome == "duplicate"
         assert gateway.list_shown_texts() == ["You said: helo", "You said: hello"]
 
     @pytest.mark.parametrize("part", ["platform", "account", "chat", "message"])
-    def test_the_same_id_elsewhere_is_another_message(self, gateway: InProcessGateway, part: str) -> None:
+    def test_the_same_id_in_another_chat_is_another_message(self, gateway: InProcessGateway, part: str) -> None:
         first = gateway.make_message("hi", id="1")
         other = structs.replace(first, origin=structs.replace(first.origin, **{part: "another"}))
         outcomes = [gateway.accept_message(incoming).outcome for incoming in (first, other, first, other)]
@@ -120,7 +121,7 @@ class TestRule2Recognition:
 
 
 class TestRule3Order:
-    def test_order_is_the_counter_not_the_clock(self, gateway: InProcessGateway) -> None:
+    def test_messages_are_ordered_by_seq_and_not_by_clock(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message("first", rest=False).session
         gateway.clock.skew -= 3_600
@@ -136,12 +137,10 @@ class TestRule3Order:
 
 
 class TestRule4OneSessionPerCommit:
-    def test_a_branch_is_recorded_in_both_sessions_once_however_it_is_cut_short(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_branch_is_recorded_once_in_both_sessions_despite_crashes(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("hello").session
         gateway.send_message("/branch", rest=False)
-        gateway.run(asyncio.sleep(0))  # far enough to begin, not far enough to be done
+        gateway.run(asyncio.sleep(0))  # long enough to begin the turn, too short to finish it
         gateway.crash()
         gateway.start()
         gateway.run_until_idle(300)
@@ -156,7 +155,7 @@ class TestRule4OneSessionPerCommit:
         assert gateway.send_message("where am I?").session == new
         gateway.assert_sound()
 
-    def test_resume_moves_the_address_for_its_owner_only_and_back(self, gateway: InProcessGateway) -> None:
+    def test_resume_moves_the_address_only_for_the_session_owner(self, gateway: InProcessGateway) -> None:
         first = gateway.send_message("mine", chat="one").session
         second = gateway.send_message("elsewhere", chat="two").session
         foreign = gateway.send_message("not yours", chat="three", who="bob").session
@@ -168,20 +167,22 @@ class TestRule4OneSessionPerCommit:
         assert gateway.send_message("back", chat="two").session == second
         gateway.assert_sound()
 
-    def test_whoever_does_not_own_a_session_cannot_branch_it(self, gateway: InProcessGateway) -> None:
-        """Ada binds a group to a session of hers: its content stays hers, whoever may bind the group elsewhere."""
+    def test_a_session_that_somebody_here_cannot_read_is_not_branched(self, gateway: InProcessGateway) -> None:
+        """A binding leads a group to Ada's private session. Its content stays hers."""
+        admit_owners(gateway)
         private = gateway.send_message("mine").session
         group = gateway.send_message("hello all", **ROOM).session
-        gateway.send_message(f"/resume {private}", **ROOM)
+        bind_address(gateway, private, led=group)
         gateway.send_message("/branch", **ROOM, who="bob")
-        assert "you cannot branch it" in gateway.list_shown_texts()[-1]
+        assert "so it cannot be branched" in gateway.list_shown_texts()[-1]
         assert [one.id for one in gateway.run(gateway.store.list_sessions()) if one.parent] == []
         assert gateway.send_message("still there?", **ROOM, who="bob").session == private
         gateway.send_message(f"/resume {group}", **ROOM, who="bob")
         assert gateway.send_message("back among us", **ROOM).session == group, "it began here: it may be led back to"
         gateway.assert_sound()
 
-    def test_what_a_group_heard_is_taken_to_no_other_chat(self, gateway: InProcessGateway) -> None:
+    def test_a_group_session_cannot_be_resumed_in_a_direct_chat(self, gateway: InProcessGateway) -> None:
+        admit_owners(gateway)
         group = gateway.send_message("I speak first", **ROOM).session
         gateway.send_message("I am here, too", **ROOM, who="bob")
         gateway.send_message("/branch", **ROOM, who="bob")
@@ -197,7 +198,7 @@ class TestRule4OneSessionPerCommit:
         assert gateway.send_message("and back", **ROOM).session == group
         gateway.assert_sound()
 
-    def test_sessions_are_looked_for_among_one_s_own(self, gateway: InProcessGateway) -> None:
+    def test_session_search_covers_ones_own_sessions_only(self, gateway: InProcessGateway) -> None:
         garden = gateway.send_message("mine", chat="b0", who="bob").session
         gateway.send_message("/title Garden", chat="b0", who="bob")
         here = gateway.send_message("here", chat="b1", who="bob").session
@@ -215,9 +216,9 @@ class TestRule4OneSessionPerCommit:
         absent = ask("/resume nothing")
         for name in ("Secret", secret, secret[:-1], foreign, other):
             assert ask(f"/resume {name}") == absent.replace("nothing", name), "as if it were not there"
-        assert "2 of your sessions" in ask(f"/resume {here[:1]}")
-        assert ask("/resume") == "Name a session: /resume ID. /sessions lists yours."
-        assert garden in ask("/resume garden"), "whatever others have called theirs"
+        assert "matches 2 sessions" in ask(f"/resume {here[:1]}")
+        assert ask("/resume") == "Name a session: /resume ID. /sessions lists them."
+        assert garden in ask("/resume garden"), "titles of other people do not matter"
         assert gateway.send_message("moved", chat="b1", who="bob").session == garden
 
 
@@ -232,7 +233,7 @@ class TestRule5Consumption:
         gateway.run_until_idle(5)
         assert texts(gateway, session) == ["one", "at last", "two", "three", "at last"]
 
-    def test_chatter_starts_no_turn_and_is_seen_by_the_next(self, gateway: InProcessGateway) -> None:
+    def test_chatter_starts_no_turn_and_is_in_the_next_context(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("just talking", addressed=False, kind="group").session
         assert gateway.list_shown_texts() == []
         assert gateway.run(gateway.store.get_session(session)).pending == 1
@@ -246,14 +247,14 @@ class TestRule5Consumption:
         gateway.send_message(text, bot=True)
         assert gateway.list_shown_texts() == []
 
-    def test_commands_are_operations_of_their_own_and_no_part_of_the_context(self, gateway: InProcessGateway) -> None:
+    def test_commands_are_separate_operations_outside_the_context(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("hello").session
         gateway.send_message("/status")
         gateway.send_message("bye")
         assert texts(gateway, session) == ["hello", "You said: hello", "bye", "You said: bye"]
         assert [body.about for body in gateway.read_bodies(session, Notified)] == ["status"]
 
-    def test_commands_do_not_wait_behind_a_running_turn(self, gateway: InProcessGateway) -> None:
+    def test_commands_do_not_wait_for_a_running_turn(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = HeldModel()
         session = gateway.send_message("take your time", rest=False).session
         gateway.pass_time()
@@ -261,10 +262,11 @@ class TestRule5Consumption:
         gateway.pass_time()
         assert [body.about for body in gateway.read_bodies(session, Notified)] == ["whoami"]
         told = gateway.read_bodies(session, Notified)[0].text
-        assert told == f"You are ada at fake:chat, in session {session}.", "what one needs to let others in"
+        who = f"You are ada at fake:chat, in session {session}."
+        assert told == f"{who} Your role here is member.", "the ids that are needed to admit others"
         assert gateway.run(gateway.store.get_session(session)).running == "turn"
 
-    def test_nothing_consumed_is_ever_consumed_again(self, gateway: InProcessGateway) -> None:
+    def test_a_consumed_message_is_never_consumed_again(self, gateway: InProcessGateway) -> None:
         for n in range(20):
             gateway.send_message(f"message {n}", rest=n % 3 == 0)
         gateway.run_until_idle()
@@ -276,13 +278,13 @@ class TestRule5Consumption:
 
 
 class TestWhatMustNotStopIngress:
-    def test_ids_that_are_no_text_are_kept_and_recognised(self, gateway: InProcessGateway) -> None:
+    def test_ids_with_invalid_characters_are_kept_and_recognised(self, gateway: InProcessGateway) -> None:
         first = gateway.send_message("hello", id="bad\ud800id", chat="chat\udfff", who="ada\ud800")
         again = gateway.send_message("hello", id="bad\ud800id", chat="chat\udfff", who="ada\ud800")
         assert (first.outcome, again.outcome) == ("accepted", "duplicate")
         assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_a_command_that_falls_over_is_given_up_and_said(self, gateway: InProcessGateway) -> None:
+    def test_a_crashing_command_is_given_up_with_a_notice(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("hello").session
         real = gateway.runtimes.get_runtime
 
@@ -298,7 +300,7 @@ class TestWhatMustNotStopIngress:
         assert [body.about for body in gateway.read_bodies(session, Notified)] == ["command", "whoami"]
         gateway.assert_sound()
 
-    def test_undo_reaches_no_further_back_than_the_fresh_context(self, gateway: InProcessGateway) -> None:
+    def test_undo_does_not_reach_beyond_a_context_reset(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("before").session
         gateway.send_message("/new")
         gateway.send_message("/undo")
@@ -306,8 +308,8 @@ class TestWhatMustNotStopIngress:
         assert not [op for op in gateway.run(gateway.store.list_operations(session)) if op.undone_at]
 
 
-def test_whoever_calls_themselves_like_the_gateway_is_not_taken_for_it(gateway: InProcessGateway) -> None:
-    """A summary and what was remembered stand under a name of their own in a request, and a name can be chosen."""
+def test_a_sender_named_like_the_gateway_is_not_taken_for_it(gateway: InProcessGateway) -> None:
+    """Summaries and recalled text have reserved author names in a request, and a sender can choose any name."""
     seen: list[ModelMessage] = []
 
     def answer(request: ModelRequest) -> ModelResponse:

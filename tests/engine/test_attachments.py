@@ -1,4 +1,4 @@
-"""Files that go with a reply: kept by what is in them, sent once, each a part of its own, and never a path."""
+"""Files of a reply: stored by content, sent once as separate parts, and never read from a path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def send_letter(gateway: InProcessGateway, **more: Any) -> str:
 
 
 class TestWhatIsAttached:
-    def test_a_file_of_the_conversation_goes_with_the_reply_by_name_or_id(self, gateway: InProcessGateway) -> None:
+    def test_a_file_of_the_conversation_is_attached_by_name_or_id(self, gateway: InProcessGateway) -> None:
         send_letter(gateway)
         blob = build_attachment(LETTER).blob
         for wanted in ("letter.txt", blob, blob[:12]):
@@ -66,9 +66,7 @@ class TestWhatIsAttached:
         assert gateway.run(gateway.store.get_blob(file.blob)) == b"a,b\n1,2\n"
         assert sent(gateway.platform) == ["Here you are.", "table.csv"]
 
-    def test_what_a_tool_gives_back_is_kept_and_can_be_attached_in_a_later_turn(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_file_from_a_tool_can_be_attached_in_a_later_turn(self, gateway: InProcessGateway) -> None:
         class Draws(FakeTool):
             async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
                 return ToolResult(
@@ -78,14 +76,14 @@ class TestWhatIsAttached:
         gateway.runtimes.tools["draw"] = Draws("draw", ToolEffect.ONCE)
         gateway.runtimes.model = asks({}, tool="draw", text="done")
         session = gateway.send_message("draw something").session
-        assert sent(gateway.platform) == ["done"], "nobody asked for it to be sent"
+        assert sent(gateway.platform) == ["done"], "the file was not attached"
         returned = next(body for body in gateway.read_bodies(session, Returned) if body.files)
         assert gateway.run(gateway.store.get_blob(returned.files[0].blob)) == b"\x89PNG dots"
         gateway.runtimes.model = asks({"file": "dots.png"})
         gateway.send_message("now send it")
         assert sent(gateway.platform)[-1] == "dots.png"
 
-    def test_who_says_nothing_with_it_names_it(self, gateway: InProcessGateway) -> None:
+    def test_a_reply_without_text_names_its_files(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = asks({"name": "a.txt", "text": "one"}, {"name": "b.txt", "text": "two"}, text="")
         gateway.send_message("both")
         assert sent(gateway.platform) == ["a.txt, b.txt", "a.txt", "b.txt"]
@@ -101,10 +99,10 @@ class TestWhatIsAttached:
         returned = gateway.read_bodies(session, Returned)[-1]
         assert returned.error
         assert not returned.attached
-        assert "letter.txt" in returned.text, "it hears what there is"
+        assert "letter.txt" in returned.text, "the model is told which files exist"
         assert not any(out.file for out in gateway.platform.shown_messages)
 
-    def test_a_file_of_another_conversation_cannot_be_had_even_by_its_hash(self, gateway: InProcessGateway) -> None:
+    def test_a_file_of_another_conversation_cannot_be_attached_by_its_hash(self, gateway: InProcessGateway) -> None:
         send_letter(gateway, chat="private")
         prompt = b"You are a test."
         for blob in (build_attachment(LETTER).blob, build_attachment(prompt).blob):
@@ -113,7 +111,7 @@ class TestWhatIsAttached:
             assert gateway.read_bodies(session, Returned)[-1].error
         assert not any(out.file for out in gateway.platform.shown_messages)
 
-    def test_a_branch_knows_the_files_from_before_it(self, gateway: InProcessGateway) -> None:
+    def test_a_branch_can_attach_files_of_its_parent(self, gateway: InProcessGateway) -> None:
         send_letter(gateway)
         gateway.send_message("/branch other")
         gateway.runtimes.model = asks({"file": "letter.txt"})
@@ -122,7 +120,7 @@ class TestWhatIsAttached:
 
 
 class TestWhatIsTooLarge:
-    def test_what_a_chat_does_not_take_is_named_in_the_reply(self, gateway: InProcessGateway) -> None:
+    def test_a_file_beyond_the_chat_s_limit_is_named_in_the_reply(self, gateway: InProcessGateway) -> None:
         gateway.platform.file_limit = 5
         gateway.runtimes.model = asks({"name": "long.txt", "text": "123456"}, {"name": "short.txt", "text": "12345"})
         gateway.send_message("both")
@@ -131,13 +129,13 @@ class TestWhatIsTooLarge:
             "short.txt",
         ]
 
-    def test_where_no_file_can_be_sent_the_reply_says_so(self, gateway: InProcessGateway) -> None:
+    def test_without_file_support_the_reply_names_the_file(self, gateway: InProcessGateway) -> None:
         gateway.platform.file_limit = 0
         gateway.runtimes.model = asks({"name": "a.txt", "text": "one"})
         gateway.send_message("a file")
         assert sent(gateway.platform) == ["Here you are.\n[a.txt was not sent: files cannot be sent here]"]
 
-    def test_what_turns_out_to_be_too_large_is_named_in_its_place(self, gateway: InProcessGateway) -> None:
+    def test_a_file_refused_as_too_large_is_named_in_its_place(self, gateway: InProcessGateway) -> None:
         class Small(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 if out.file is not None:
@@ -156,7 +154,7 @@ class TestWhatIsTooLarge:
 
 
 class TestOnce:
-    def test_a_file_that_has_to_wait_does_not_have_the_words_said_again(self, gateway: InProcessGateway) -> None:
+    def test_a_delayed_file_does_not_repeat_the_text(self, gateway: InProcessGateway) -> None:
         platform = use(gateway, DeliveryGuarantee.BLIND)
         gateway.runtimes.model = asks({"name": "a.txt", "text": "one"})
         platform.faults.succeed_next()
@@ -165,7 +163,7 @@ class TestOnce:
         gateway.run_until_idle(10)
         assert sent(platform) == ["Here you are.", "a.txt"]
 
-    def test_a_file_that_is_refused_takes_nothing_along(self, gateway: InProcessGateway) -> None:
+    def test_a_refused_file_does_not_affect_the_other_parts(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = asks({"name": "a.txt", "text": "one"}, {"name": "b.txt", "text": "two"})
         gateway.platform.faults.succeed_next()
         gateway.platform.faults.fail_next(Refused("not this one"))
@@ -175,7 +173,7 @@ class TestOnce:
 
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
-    def test_it_arrives_once_wherever_the_process_dies(
+    def test_a_file_arrives_once_after_a_crash_at_any_step(
         self, gateway: InProcessGateway, step: Step, after: bool
     ) -> None:
         def answer(request: ModelRequest) -> ModelResponse:
@@ -196,7 +194,7 @@ class TestOnce:
         gateway.assert_sound()
 
 
-def test_a_file_that_was_erased_is_not_known_any_more(gateway: InProcessGateway) -> None:
+def test_an_erased_file_cannot_be_attached(gateway: InProcessGateway) -> None:
     send_letter(gateway)
     gone = Change(step=Step.ERASE, session="", at=gateway.clock.now(), drop_blobs=(build_attachment(LETTER).blob,))
     gateway.run(gateway.store.commit(gone))

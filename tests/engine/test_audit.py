@@ -1,4 +1,4 @@
-"""P8, D1 to D4: what compression promises is proven from the store alone, and a store damaged by hand is found out.
+"""P8, D1 to D4: the audit proves the promises of compression from the store alone, and finds a store damaged by hand.
 
 Each forgery makes the digests match again, so that only the check of the promise can find it.
 """
@@ -248,7 +248,9 @@ DAMAGE: dict[Callable[[AuditScenario], None], tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_a_store_damaged_by_hand_is_found_out(scenario: AuditScenario, damage: Callable[[AuditScenario], None]) -> None:
+def test_the_audit_finds_a_store_damaged_by_hand(
+    scenario: AuditScenario, damage: Callable[[AuditScenario], None]
+) -> None:
     damage(scenario)
     scenario.forger.close()
     promise, words = DAMAGE[damage]
@@ -258,7 +260,7 @@ def test_a_store_damaged_by_hand_is_found_out(scenario: AuditScenario, damage: C
         scenario.gateway.assert_sound()
 
 
-def test_a_healthy_store_holds_and_says_on_what_evidence(scenario: AuditScenario) -> None:
+def test_a_healthy_store_passes_with_its_evidence(scenario: AuditScenario) -> None:
     report = scenario.gateway.run(scenario.gateway.control.audit_store())
     assert not report.broken_findings
     assert all(line["holds"] for line in report.render_lines())
@@ -270,7 +272,7 @@ def test_a_healthy_store_holds_and_says_on_what_evidence(scenario: AuditScenario
     assert 0 < one.checked.entries < report.checked.entries
 
 
-def test_two_branches_and_a_moved_chat_are_no_change_of_id(scenario: AuditScenario) -> None:
+def test_branches_and_a_resumed_session_pass_the_audit(scenario: AuditScenario) -> None:
     scenario.gateway.send_message("/branch")
     scenario.gateway.send_message("here I am")
     scenario.gateway.send_message(f"/resume {scenario.other}", chat="third")

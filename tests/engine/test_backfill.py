@@ -1,4 +1,4 @@
-"""A memory that was added later receives what was said before: once, in order, at a rate, whatever happens."""
+"""A memory that was added later receives older turns once, in order and at a limited rate, also after crashes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def late(gateway: InProcessGateway) -> FakeMemoryProvider:
     return provider
 
 
-def test_what_was_said_before_is_handed_over_once_and_in_order(gateway: InProcessGateway) -> None:
+def test_older_turns_are_sent_once_and_in_order(gateway: InProcessGateway) -> None:
     for number in range(5):
         gateway.send_message(f"old {number}")
     provider = late(gateway)
@@ -54,7 +54,7 @@ def test_what_was_said_before_is_handed_over_once_and_in_order(gateway: InProces
     gateway.assert_sound()
 
 
-def test_a_session_nobody_speaks_in_any_more_is_handed_over_whole(gateway: InProcessGateway) -> None:
+def test_an_inactive_session_is_sent_completely(gateway: InProcessGateway) -> None:
     gateway.send_message("one", chat="1")
     gateway.send_message("two", chat="2")
     provider = late(gateway)
@@ -66,7 +66,7 @@ def test_a_session_nobody_speaks_in_any_more_is_handed_over_whole(gateway: InPro
     assert backfill(gateway)["items"] == 0
 
 
-def test_it_takes_its_time(gateway: InProcessGateway) -> None:
+def test_a_backfill_respects_its_rate(gateway: InProcessGateway) -> None:
     for number in range(45):
         gateway.send_message(f"old {number}")
     provider = late(gateway)
@@ -82,7 +82,7 @@ def test_it_takes_its_time(gateway: InProcessGateway) -> None:
     assert words(provider) == [f"old {number}" for number in range(45)]
 
 
-def test_only_a_part_if_somebody_says_so(gateway: InProcessGateway) -> None:
+def test_a_backfill_can_be_limited_to_a_period(gateway: InProcessGateway) -> None:
     gateway.send_message("long ago")
     gateway.pass_time(1_000)
     middle = gateway.clock.now()
@@ -96,7 +96,7 @@ def test_only_a_part_if_somebody_says_so(gateway: InProcessGateway) -> None:
     assert words(provider) == ["then"]
 
 
-def test_what_a_part_left_out_is_handed_over_when_somebody_asks_for_the_rest(gateway: InProcessGateway) -> None:
+def test_a_second_backfill_sends_what_the_first_left_out(gateway: InProcessGateway) -> None:
     times = []
     for text in ("long ago", "then", "lately"):
         times.append(gateway.clock.now())
@@ -117,7 +117,7 @@ def test_what_a_part_left_out_is_handed_over_when_somebody_asks_for_the_rest(gat
     gateway.assert_sound()
 
 
-def test_the_rest_of_a_long_past_goes_once_around_what_is_there_and_through_a_crash(gateway: InProcessGateway) -> None:
+def test_the_rest_of_a_long_log_is_sent_once_through_a_crash(gateway: InProcessGateway) -> None:
     times = []
     for number in range(70):
         times.append(gateway.clock.now())
@@ -137,7 +137,7 @@ def test_the_rest_of_a_long_past_goes_once_around_what_is_there_and_through_a_cr
     gateway.assert_sound()
 
 
-def test_a_turn_of_which_nothing_is_left_is_not_counted_for_ever(gateway: InProcessGateway) -> None:
+def test_an_erased_turn_is_not_counted_as_remaining(gateway: InProcessGateway) -> None:
     session = gateway.send_message("forget this").session
     gateway.send_message("keep this")
     provider = late(gateway)
@@ -148,7 +148,7 @@ def test_a_turn_of_which_nothing_is_left_is_not_counted_for_ever(gateway: InProc
     assert backfill(gateway)["items"] == 0
 
 
-def test_what_was_undone_or_taken_back_meanwhile_is_passed_over(gateway: InProcessGateway) -> None:
+def test_an_undone_or_erased_turn_is_skipped(gateway: InProcessGateway) -> None:
     add_memory_tools(gateway)
     gateway.send_message("hello")
     gateway.send_message("my pin is 4711")
@@ -178,7 +178,7 @@ def test_what_was_undone_or_taken_back_meanwhile_is_passed_over(gateway: InProce
     gateway.assert_sound()
 
 
-def test_it_goes_on_after_a_crash_and_an_outage(gateway: InProcessGateway) -> None:
+def test_a_backfill_continues_after_a_crash_and_an_outage(gateway: InProcessGateway) -> None:
     for number in range(45):
         gateway.send_message(f"old {number}")
     provider = late(gateway)
@@ -197,7 +197,7 @@ def test_it_goes_on_after_a_crash_and_an_outage(gateway: InProcessGateway) -> No
     gateway.assert_sound()
 
 
-def test_it_says_what_makes_no_sense(gateway: InProcessGateway) -> None:
+def test_invalid_arguments_are_refused(gateway: InProcessGateway) -> None:
     gateway.send_message("hello")
     with pytest.raises(NotFound, match="nowhere"):
         gateway.run(memory(gateway).backfill_memory("nowhere"))

@@ -1,4 +1,4 @@
-"""What a command says is so: it did that, or it says why not and what to say instead."""
+"""The reply to a command is true: the command did it, or the reply gives the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def models(gateway: InProcessGateway) -> InProcessGateway:
     return gateway
 
 
-def test_a_model_that_was_chosen_answers_until_it_is_taken_back(models: InProcessGateway) -> None:
+def test_a_chosen_model_answers_until_it_is_reset(models: InProcessGateway) -> None:
     assert say(models, "who?") == "I am the first"
     assert say(models, "/model second") == "Model for this session: second."
     assert say(models, "who?") == "I am the second"
     models.crash()
     models.start()
-    assert say(models, "who?") == "I am the second", "it is in the log"
+    assert say(models, "who?") == "I am the second", "the choice is in the log"
     models.send_message("who?", chat="other")
     assert models.list_shown_texts()[-1] == "I am the first", "another session has its own"
     assert say(models, "/model default") == "Model for this session: first, as configured."
@@ -51,7 +51,7 @@ def test_a_model_that_was_chosen_answers_until_it_is_taken_back(models: InProces
     models.assert_sound()
 
 
-def test_a_model_that_is_not_there_is_refused_and_nothing_changes(models: InProcessGateway) -> None:
+def test_an_unknown_model_is_refused_and_nothing_changes(models: InProcessGateway) -> None:
     session = models.send_message("/model second").session
     assert say(models, "/model nonsense") == "There is no model 'nonsense'."
     assert say(models, "who?") == "I am the second"
@@ -60,7 +60,7 @@ def test_a_model_that_is_not_there_is_refused_and_nothing_changes(models: InProc
     ]
 
 
-def test_the_word_alone_shows_the_model_and_changes_nothing(models: InProcessGateway) -> None:
+def test_the_model_command_without_an_argument_shows_the_model(models: InProcessGateway) -> None:
     there = "Available: first, second. /model NAME chooses one, /model default resets it."
     assert say(models, "/model") == f"Model for this session: first, as configured. {there}"
     say(models, "/model second")
@@ -81,7 +81,7 @@ def busy(gateway: InProcessGateway, *, seconds: float) -> str:
     return session
 
 
-def test_what_one_model_asked_for_does_not_hold_up_another(models: InProcessGateway) -> None:
+def test_the_retry_delay_of_one_model_does_not_delay_another(models: InProcessGateway) -> None:
     session = busy(models, seconds=3_600.0)
     models.send_message("anybody?", rest=False)
     models.pass_time(60)
@@ -93,7 +93,7 @@ def test_what_one_model_asked_for_does_not_hold_up_another(models: InProcessGate
     models.assert_sound()
 
 
-def test_another_chat_s_choice_ends_no_wait(models: InProcessGateway) -> None:
+def test_the_model_choice_of_another_chat_ends_no_retry_delay(models: InProcessGateway) -> None:
     busy(models, seconds=3_600.0)
     models.send_message("/model second", chat="other", rest=False)
     models.send_message("/model first", rest=False)
@@ -101,7 +101,7 @@ def test_another_chat_s_choice_ends_no_wait(models: InProcessGateway) -> None:
     assert len(models.runtimes.model.requests) == 1
 
 
-def test_a_model_that_is_exchanged_while_it_is_asked_is_not_waited_for(models: InProcessGateway) -> None:
+def test_a_model_replaced_during_its_call_is_not_waited_for(models: InProcessGateway) -> None:
     class Slow(FakeModel):
         async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
             await asyncio.sleep(10)
@@ -115,7 +115,7 @@ def test_a_model_that_is_exchanged_while_it_is_asked_is_not_waited_for(models: I
     assert models.list_shown_texts()[-1] == "I am the second"
 
 
-def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models: InProcessGateway) -> None:
+def test_a_new_configuration_ends_a_retry_delay_that_no_longer_applies(models: InProcessGateway) -> None:
     session = busy(models, seconds=3_600.0)
     process = models.process
     assert process is not None
@@ -135,23 +135,25 @@ def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models:
 # -- /queue, /usage ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_queued_waits_its_turn_where_others_would_interrupt(gateway: InProcessGateway) -> None:
+def test_a_queued_message_waits_although_the_policy_is_interrupt(gateway: InProcessGateway) -> None:
     gateway.runtimes.settings["busy_policy"] = "interrupt"
     gateway.runtimes.model = held = HeldModel()
     session = gateway.send_message("first", rest=False).session
     gateway.pass_time()
     gateway.send_message("/queue second", rest=False)
     gateway.pass_time(5)
-    assert len(held.requests) == 1, "the running turn goes on"
+    assert len(held.requests) == 1, "the running turn continues"
     held.free = True
     gateway.run_until_idle(5)
     assert [request.messages[-1].text for request in held.requests] == ["first", "second"]
     assert gateway.list_shown_texts() == ["at last", "at last"]
-    assert [body.command for body in gateway.read_bodies(session, Heard)] == [None, None], "it is said, not ordered"
+    assert [body.command for body in gateway.read_bodies(session, Heard)] == [None, None], (
+        "the text is a message, not a command"
+    )
     gateway.assert_sound()
 
 
-def test_usage_is_what_the_turns_have_cost(gateway: InProcessGateway) -> None:
+def test_usage_shows_the_cost_of_the_turns(gateway: InProcessGateway) -> None:
     assert say(gateway, "/usage").splitlines()[0] == "0 tokens in, 0 out, 0.0000 USD."
     for _ in range(3):
         gateway.send_message("hello")
@@ -159,21 +161,21 @@ def test_usage_is_what_the_turns_have_cost(gateway: InProcessGateway) -> None:
     assert here == "30 tokens in, 15 out, 0.0000 USD."
     assert everywhere == "You today, with all agents: 45 tokens, 0.0000 USD."
     gateway.send_message("/undo")
-    assert say(gateway, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
+    assert say(gateway, "/usage").startswith("30 tokens in"), "undone turns were charged"
 
 
-# -- what is no use as it was said -------------------------------------------------------------------------------------
+# -- invalid arguments -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argument", ["abc", "0", "-1", "two", "1 2", "²"])
-def test_undo_takes_back_nothing_that_nobody_asked_for(gateway: InProcessGateway, argument: str) -> None:
+def test_undo_with_an_invalid_argument_changes_nothing(gateway: InProcessGateway, argument: str) -> None:
     session = gateway.send_message("hello").session
     assert say(gateway, f"/undo {argument}") == "Use /undo, /undo N for the last N turns, or /undo compress."
     assert gateway.read_bodies(session, Changed) == []
 
 
 @pytest.mark.parametrize("word", ["queue", "steer"])
-def test_nothing_is_not_put_to_a_model(gateway: InProcessGateway, word: str) -> None:
+def test_a_command_without_its_text_does_not_call_the_model(gateway: InProcessGateway, word: str) -> None:
     assert say(gateway, f"/{word}") == f"Add a text: /{word} TEXT"
     assert say(gateway, f"/{word} something") == "You said: something"
     assert len(gateway.runtimes.model.requests) == 1

@@ -1,4 +1,4 @@
-"""Rules 13 to 16: the view and its generations, undo and branches, erasure, limits."""
+"""Rules 13 to 16: the context and its generations, undo and branches, erasure, limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LONG = "x" * 400
 
 def make_compressing(gateway: InProcessGateway, *, window: int = 1_200, keep: int = 1, ahead: bool = True) -> FakeModel:
     """Give the gateway a model with a small window, and a summariser."""
-    # one that reports no usage: what a token is stays what it was
+    # a model that reports no usage, so the calibration of tokens stays the same
     gateway.runtimes.model = FakeModel(lambda request: structs.replace(echo_last_message(request), usage=ModelUsage()))
     gateway.runtimes.model.context_tokens = window
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="the story so far", model="sum"))
@@ -80,9 +80,7 @@ def make_blocked_turn(gateway: InProcessGateway) -> tuple[str, HeldModel]:
 
 
 class TestRule13Compressions:
-    def test_a_compression_is_made_ahead_and_its_summary_stands_for_what_it_covers(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_background_summary_replaces_what_it_covers(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway)
         session = ""
         for n in range(6):
@@ -96,7 +94,7 @@ class TestRule13Compressions:
         assert gateway.run(gateway.store.get_session(session)).id == session
         gateway.assert_sound()
 
-    def test_a_summary_near_the_mark_is_not_made_anew_with_every_turn(self, gateway: InProcessGateway) -> None:
+    def test_a_context_above_the_soft_limit_is_not_compressed_after_every_turn(self, gateway: InProcessGateway) -> None:
         """What is left after a compression can be above the soft limit. The next compression waits
         until enough is new.
         """
@@ -115,7 +113,7 @@ class TestRule13Compressions:
         assert 1 <= len(compressions) <= 6, f"{len(compressions)} compressions in 40 turns"
         gateway.assert_sound()
 
-    def test_at_the_hard_limit_the_chat_waits_for_the_compression(self, gateway: InProcessGateway) -> None:
+    def test_at_the_hard_limit_the_turn_waits_for_the_compression(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, ahead=False)
         session = ""
         for n in range(6):
@@ -128,9 +126,7 @@ class TestRule13Compressions:
         gateway.assert_sound()
 
     @pytest.mark.parametrize("change", ["/new", "/undo"])
-    def test_a_compression_of_a_view_that_changed_meanwhile_is_discarded(
-        self, gateway: InProcessGateway, change: str
-    ) -> None:
+    def test_a_compression_of_an_outdated_context_is_discarded(self, gateway: InProcessGateway, change: str) -> None:
         make_compressing(gateway)
         gateway.runtimes.summariser = held = HeldModel()
         held.text = "too late"
@@ -152,7 +148,7 @@ class TestRule13Compressions:
         gateway.assert_sound()
 
     @pytest.mark.parametrize("answer", ["", "y" * 5_000])
-    def test_a_summary_that_is_no_summary_changes_nothing(self, gateway: InProcessGateway, answer: str) -> None:
+    def test_an_invalid_summary_changes_nothing(self, gateway: InProcessGateway, answer: str) -> None:
         make_compressing(gateway)
         gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text=answer))
         session = ""
@@ -163,7 +159,7 @@ class TestRule13Compressions:
         assert gateway.logger.find_events("compression.refused")
         assert texts(gateway, session)[0].startswith("0 ")
 
-    def test_a_compression_cut_short_by_a_crash_is_closed_and_made_again(self, gateway: InProcessGateway) -> None:
+    def test_a_compression_interrupted_by_a_crash_is_closed_and_repeated(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway)
         crash_at_step(gateway, Step.COMPRESSION_END, after=False)
         session = ""
@@ -179,9 +175,7 @@ class TestRule13Compressions:
         assert gateway.read_bodies(session, Compressed)
         gateway.assert_sound()
 
-    def test_a_resumed_turn_builds_the_same_request_although_a_compression_came_between(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_resumed_turn_builds_the_same_request_despite_a_compression(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway)
         gateway.runtimes.summariser = summariser = HeldModel()
         session = ""
@@ -203,9 +197,7 @@ class TestRule13Compressions:
         assert len(answering.requests) == 2
         assert answering.requests[0] == answering.requests[1]
 
-    def test_no_turn_begins_while_a_blocking_compression_runs_and_what_arrives_is_seen_next(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_no_turn_begins_during_a_blocking_compression(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, ahead=False)
         for n in range(4):
             gateway.send_message(f"{n} {LONG}")
@@ -223,9 +215,7 @@ class TestRule13Compressions:
         assert texts(gateway, session)[-3:-1] == ["trigger", "meanwhile"]
         gateway.assert_sound()
 
-    def test_a_turn_whose_compression_was_cut_short_by_a_crash_compresses_again_and_goes_on(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_turn_whose_compression_crashed_compresses_again_and_continues(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="y" * 1_500))
         session = gateway.send_message("one").session
         gateway.send_message("two")
@@ -242,9 +232,7 @@ class TestRule13Compressions:
         assert ended == ["cut short by a restart"]
         gateway.assert_sound()
 
-    def test_a_turn_that_does_not_fit_waits_for_a_summary_that_is_being_made_ahead(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_turn_that_does_not_fit_waits_for_the_background_summary(self, gateway: InProcessGateway) -> None:
         session, held = make_blocked_turn(gateway)
         held.free = True
         gateway.run_until_idle(10)
@@ -261,7 +249,7 @@ class TestRule13Compressions:
         gateway.run_until_idle(10)
         gateway.assert_sound()
 
-    def test_what_does_not_fit_mid_turn_is_stubbed_then_compressed_then_fails_visibly(
+    def test_an_oversized_context_is_stubbed_then_compressed_then_fails_visibly(
         self, gateway: InProcessGateway
     ) -> None:
         asked: list[ModelRequest] = []
@@ -318,7 +306,7 @@ class TestRule13Messages:
         seqs = [entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Thought)]
         return [gateway.run(gateway.control.load_context(session, at=seq)).exact for seq in seqs]
 
-    def test_it_fails_visibly_and_what_follows_is_answered_with_a_stub_of_it(self, gateway: InProcessGateway) -> None:
+    def test_an_oversized_message_fails_visibly_and_becomes_a_stub(self, gateway: InProcessGateway) -> None:
         asked = use_narrow_model(gateway, most=8_000)
         session = gateway.send_message("hello").session
         giant = gateway.send_message(self.GIANT).seq
@@ -342,7 +330,7 @@ class TestRule13Messages:
         assert upcoming[: len(second.messages)] == second.messages
         gateway.assert_sound()
 
-    def test_undo_takes_it_out_and_a_larger_window_answers_it_whole(self, gateway: InProcessGateway) -> None:
+    def test_undo_removes_an_oversized_message_and_a_larger_window_answers_it(self, gateway: InProcessGateway) -> None:
         use_narrow_model(gateway, most=8_000)
         session = gateway.send_message(self.GIANT).session
         gateway.send_message("/undo")
@@ -355,9 +343,7 @@ class TestRule13Messages:
         assert asked[-1].messages[0].text == self.GIANT
         gateway.assert_sound()
 
-    def test_one_that_was_answered_in_a_larger_window_becomes_a_stub_in_a_smaller_one(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_message_becomes_a_stub_in_a_smaller_window(self, gateway: InProcessGateway) -> None:
         use_narrow_model(gateway, most=900_000, window=500_000)
         session = gateway.send_message(self.GIANT).session
         gateway.runtimes.settings.update(hard_share=9.0, soft_share=9.0)
@@ -366,13 +352,13 @@ class TestRule13Messages:
         assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done", "done"]
         assert len(asked) == 2, "once in vain"
         gateway.send_message("and then?")
-        assert len(asked) == 3, "what was shortened stays so"
+        assert len(asked) == 3, "a stub stays a stub"
         assert asked[2].messages[: len(asked[1].messages)] == asked[1].messages
         assert gateway.read_bodies(session, Compressed) == []
         assert self.exact(gateway, session) == [True, True, True]
         gateway.assert_sound()
 
-    def test_one_that_is_too_long_only_for_a_window_smaller_than_configured_is_shown_as_a_stub_too(
+    def test_a_message_becomes_a_stub_if_the_real_window_is_smaller_than_configured(
         self, gateway: InProcessGateway
     ) -> None:
         asked = use_narrow_model(gateway, most=4_000, window=128_000)
@@ -384,7 +370,7 @@ class TestRule13Messages:
         assert self.exact(gateway, session) == [True]
         gateway.assert_sound()
 
-    def test_it_can_be_compressed_and_reviewed(self, gateway: InProcessGateway) -> None:
+    def test_an_oversized_message_can_be_compressed_and_reviewed(self, gateway: InProcessGateway) -> None:
         asked = use_narrow_model(gateway, most=8_000)
         session = gateway.send_message(self.GIANT).session
         gateway.runtimes.settings["review_every_turns"] = 1
@@ -396,7 +382,7 @@ class TestRule13Messages:
         assert all(sum(len(m.text) for m in request.messages) <= 8_000 for request in asked[1:])
         gateway.assert_sound()
 
-    def test_a_summary_that_the_whole_does_not_fit_into_is_made_of_stubs(self, gateway: InProcessGateway) -> None:
+    def test_an_oversized_summary_request_is_made_of_stubs(self, gateway: InProcessGateway) -> None:
         use_narrow_model(gateway, most=900_000, window=500_000)
         session = gateway.send_message(self.GIANT).session
         use_narrow_model(gateway, most=8_000)
@@ -408,7 +394,7 @@ class TestRule13Messages:
 
 
 class TestRule14Undo:
-    def test_undone_turns_leave_the_view_and_nothing_is_deleted(self, gateway: InProcessGateway) -> None:
+    def test_undone_turns_leave_the_context_and_stay_in_the_log(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("one").session
         gateway.send_message("two")
         before = gateway.read_log(session)
@@ -481,7 +467,7 @@ class TestRule14Undo:
         assert gateway.list_shown_texts().count("You said: one") == 1
         gateway.assert_sound()
 
-    def test_a_fresh_context_keeps_the_session_and_its_history(self, gateway: InProcessGateway) -> None:
+    def test_a_context_reset_keeps_the_session_and_its_log(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("old").session
         gateway.send_message("/new")
         assert gateway.send_message("new").session == session
@@ -497,7 +483,7 @@ class TestRule15Erasure:
         """Every byte the store holds, the write-ahead log included."""
         return b"".join(path.read_bytes() for path in gateway.path.glob("log.db*"))
 
-    def test_erased_words_are_gone_and_the_log_still_holds_together(self, gateway: InProcessGateway) -> None:
+    def test_erased_text_is_gone_and_the_log_stays_valid(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message(SECRET).session
         seqs = [e.seq for e in gateway.read_log(session) if e.body is not None and "4711" in str(e.body)]
         gateway.run(gateway.control.erase_entries(session, seqs))
@@ -507,7 +493,7 @@ class TestRule15Erasure:
         assert gateway.read_bodies(session, Erased)
         gateway.assert_sound()
 
-    def test_a_compression_that_contained_it_goes_too(self, gateway: InProcessGateway) -> None:
+    def test_a_compression_of_an_erased_entry_is_erased_too(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=0)
         gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="they spoke of 4711"))
         session = gateway.send_message(f"{SECRET} {LONG}").session
@@ -521,7 +507,7 @@ class TestRule15Erasure:
         assert not any("4711" in text for text in texts(gateway, session))
         gateway.assert_sound()
 
-    def test_it_ends_running_operations_that_saw_it(self, gateway: InProcessGateway) -> None:
+    def test_an_erasure_ends_running_operations_that_read_the_entry(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message(SECRET, rest=False).session
         gateway.pass_time(1)
@@ -533,7 +519,7 @@ class TestRule15Erasure:
         assert b"4711" not in self.everywhere(gateway)
         gateway.assert_sound()
 
-    def test_whoever_speaks_next_does_not_wait_for_a_turn_that_was_ended_so(self, gateway: InProcessGateway) -> None:
+    def test_a_new_message_does_not_wait_for_a_turn_that_an_erasure_ended(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message(SECRET, rest=False).session
         gateway.pass_time(1)
@@ -544,7 +530,7 @@ class TestRule15Erasure:
         assert gateway.list_shown_texts() == ["at last"]
         gateway.assert_sound()
 
-    def test_what_was_erased_meanwhile_is_shown_to_no_other_model(self, gateway: InProcessGateway) -> None:
+    def test_text_erased_during_a_call_is_not_sent_to_the_fallback_model(self, gateway: InProcessGateway) -> None:
         class Failing(FakeModel):
             async def answer(
                 self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None
@@ -561,7 +547,7 @@ class TestRule15Erasure:
         assert other.requests == []
         gateway.assert_sound()
 
-    def test_a_batch_in_flight_is_voided_and_the_rest_of_it_goes_again(self, gateway: InProcessGateway) -> None:
+    def test_an_in_flight_batch_is_voided_and_the_rest_is_sent_again(self, gateway: InProcessGateway) -> None:
         provider = FakeMemoryProvider(DeliveryGuarantee.UPSERT)
         provider.faults.fail_next(Transient("down"))
         gateway.runtimes.memories = {"a": provider}
@@ -576,7 +562,7 @@ class TestRule15Erasure:
         assert "4711" not in stored
         assert "harmless" in stored
 
-    def test_what_was_erased_on_its_way_to_somebody_who_cannot_tell_is_counted(self, gateway: InProcessGateway) -> None:
+    def test_an_entry_erased_during_a_blind_send_is_counted(self, gateway: InProcessGateway) -> None:
         batches: list[list[str]] = []
 
         class Slow(FakeMemoryProvider):
@@ -610,7 +596,7 @@ class TestRule15Erasure:
         assert gateway.send_message(SECRET, id="9").outcome == "duplicate"
         assert b"4711" not in self.everywhere(gateway).replace(b"You said: the launch code is 4711", b"")
 
-    def test_a_branch_forgets_with_its_parent(self, gateway: InProcessGateway) -> None:
+    def test_an_erasure_in_the_parent_reaches_its_branch(self, gateway: InProcessGateway) -> None:
         parent = gateway.send_message(SECRET).session
         gateway.send_message("/branch")
         branch = gateway.send_message("in the branch").session
@@ -620,9 +606,7 @@ class TestRule15Erasure:
         assert not any("4711" in str(m) for m in gateway.runtimes.model.requests[-1].messages)
         assert not any("4711" in text for text in texts(gateway, branch))
 
-    def test_a_branch_forgets_though_whoever_erased_fell_before_it_was_its_turn(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_an_erasure_reaches_the_branch_after_a_crash(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=0)
         gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="they spoke of 4711"))
         parent = gateway.send_message(SECRET).session
@@ -642,7 +626,7 @@ class TestRule15Erasure:
         assert b"4711" not in self.everywhere(gateway)
         gateway.assert_sound()
 
-    def test_a_restored_backup_forgets_again(self, gateway: InProcessGateway) -> None:
+    def test_erasures_are_applied_again_after_a_restore(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message(SECRET).session
         assert gateway.process is not None
         saved = gateway.run(gateway.process.disk.make_backup(gateway.path / "saved.db"))
@@ -662,7 +646,7 @@ class TestRule15Erasure:
     @pytest.mark.parametrize(
         "torn", [b'{"session":"s","se', b'{"session":"","seqs":[],"forget":["ada"],"at":1', b"\0" * 9]
     )
-    def test_a_line_that_a_power_cut_tore_keeps_nobody_from_starting(
+    def test_a_torn_line_in_the_erasure_log_does_not_prevent_a_start(
         self, gateway: InProcessGateway, torn: bytes
     ) -> None:
         """It tells of an erasure that was not begun, and takes no other with it."""
@@ -679,7 +663,7 @@ class TestRule15Erasure:
         assert gateway.run(gateway.control.reapply_erasures()) == 0
         gateway.assert_sound()
 
-    def test_what_holds_the_log_together_cannot_be_erased(self, gateway: InProcessGateway) -> None:
+    def test_structural_entries_cannot_be_erased(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("hello").session
         with pytest.raises(InvalidRequest):
             gateway.run(gateway.control.erase_entries(session, [2]))
@@ -697,7 +681,9 @@ class TestRule16Limits:
     @pytest.mark.parametrize(
         "text", ["bad \ud800 surrogate", "nul \0 inside", "\u202eltr", "\ufeff", "👨‍👩‍👧" * 10_000]
     )
-    def test_strange_text_is_kept_and_harms_no_neighbour(self, gateway: InProcessGateway, text: str) -> None:
+    def test_unusual_text_is_kept_and_does_not_affect_other_messages(
+        self, gateway: InProcessGateway, text: str
+    ) -> None:
         gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="fine"))
         gateway.send_message("before")
         session = gateway.send_message(text).session
@@ -724,7 +710,7 @@ class TestRule16Limits:
         cursors = gateway.run(gateway.store.list_cursors(session=session))
         assert any("dreamt" in cursor.error for cursor in cursors)
 
-    def test_ten_thousand_pending_are_drained_in_order(self, gateway: InProcessGateway) -> None:
+    def test_ten_thousand_pending_messages_are_answered_in_order(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         held.context_tokens = 10_000_000
         session = gateway.send_message("0", rest=False).session
@@ -762,7 +748,7 @@ class TestBusy:
         gateway.runtimes.tools = {"look": FakeTool("look", ToolEffect.PURE)}
         gateway.runtimes.model = Reading()
 
-    def test_steer_is_seen_at_the_next_tool_boundary(self, gateway: InProcessGateway) -> None:
+    def test_a_steering_message_is_seen_after_the_next_tool_call(self, gateway: InProcessGateway) -> None:
         seen: list[list[str]] = []
         self.tool_turn(gateway, seen)
         session = gateway.send_message("start", rest=False).session
@@ -774,7 +760,7 @@ class TestBusy:
         gateway.assert_sound()
         assert len(gateway.read_bodies(session, Took)) == 1
 
-    def test_interrupt_ends_the_running_turn_and_the_message_is_answered(self, gateway: InProcessGateway) -> None:
+    def test_an_interrupting_message_ends_the_running_turn_and_is_answered(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.settings["busy_policy"] = "interrupt"
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message("wrong question", rest=False).session
@@ -787,7 +773,7 @@ class TestBusy:
         assert held.requests
         gateway.assert_sound()
 
-    def test_stop_ends_the_turn_and_says_so_truly(self, gateway: InProcessGateway) -> None:
+    def test_stop_ends_the_turn_and_reports_the_result(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = HeldModel()
         session = gateway.send_message("never mind", rest=False).session
         gateway.pass_time(1)
@@ -797,7 +783,7 @@ class TestBusy:
         assert outcomes.count("stopped") == 1
         assert gateway.run(gateway.store.get_session(session)).running == ""
 
-    def test_stop_waits_for_a_tool_that_changes_something(self, gateway: InProcessGateway) -> None:
+    def test_stop_waits_for_a_tool_with_side_effects(self, gateway: InProcessGateway) -> None:
         class Slow(FakeTool):
             async def run(self, arguments: dict[str, Any], context: Any) -> ToolResult:
                 await asyncio.sleep(5)
@@ -814,7 +800,7 @@ class TestBusy:
         assert [body.unknown for body in gateway.read_bodies(session, Returned)] == [False]
         assert "stopped" in [body.outcome for body in gateway.read_bodies(session, Ended)]
 
-    def test_with_the_model_down_stop_puts_the_messages_aside(self, gateway: InProcessGateway) -> None:
+    def test_stop_during_a_model_outage_drops_the_waiting_messages(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model.faults.fail_next(Overloaded("down"), times=10_000)
         session = gateway.send_message("hello?", rest=False).session
         gateway.pass_time(5)
@@ -840,7 +826,7 @@ def test_the_exact_context_of_a_turn_is_verified_against_its_digest(gateway: InP
     assert gateway.run(gateway.control.load_context(session, at=thoughts[0])).exact is False
 
 
-def test_a_note_is_kept_at_once_and_reaches_the_providers(gateway: InProcessGateway) -> None:
+def test_a_note_is_stored_at_once_and_reaches_the_providers(gateway: InProcessGateway) -> None:
     provider = FakeMemoryProvider()
     gateway.runtimes.memories = {"a": provider}
     session = gateway.send_message("hello").session
@@ -850,8 +836,8 @@ def test_a_note_is_kept_at_once_and_reaches_the_providers(gateway: InProcessGate
     assert [type(item).__name__ for item in provider.kept[session]] == ["Exchange", "MemoryNote"]
 
 
-def test_the_view_of_a_session_is_the_same_read_at_once_or_grown(gateway: InProcessGateway) -> None:
-    """The kept view of a talking session and the one read from the log alone show the same."""
+def test_a_cached_context_equals_one_read_from_the_log(gateway: InProcessGateway) -> None:
+    """The cached context of an active session equals the context that is read from the log."""
     session = ""
     for n in range(10):
         session = gateway.send_message(f"message {n}").session
@@ -863,7 +849,7 @@ def test_the_view_of_a_session_is_the_same_read_at_once_or_grown(gateway: InProc
     assert [m.text for m in gateway.runtimes.model.requests[-1].messages] == gateway.run(look())[:-1]
 
 
-def test_a_branch_that_compressed_what_it_inherited_forgets_with_its_parent(gateway: InProcessGateway) -> None:
+def test_an_erasure_in_the_parent_reaches_the_compression_of_a_branch(gateway: InProcessGateway) -> None:
     make_compressing(gateway, keep=0, ahead=False)
     gateway.runtimes.summariser = FakeModel(lambda request: ModelResponse(text="they spoke of 4711"))
     parent = gateway.send_message(f"{SECRET} {LONG}").session
@@ -882,7 +868,7 @@ def test_a_branch_that_compressed_what_it_inherited_forgets_with_its_parent(gate
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 3])
-def test_a_branch_compresses_its_inheritance_whole_and_loses_nothing(gateway: InProcessGateway, keep: int) -> None:
+def test_a_branch_compresses_its_inherited_entries_completely(gateway: InProcessGateway, keep: int) -> None:
     make_compressing(gateway, keep=keep, ahead=False)
     for n in range(3):
         gateway.send_message(f"parent {n} {LONG}")

@@ -1,4 +1,4 @@
-"""The view through the real store: pages and a cache between it and the log change nothing of what is seen."""
+"""The context from the real store: pages and a cache do not change it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def commit_log(store: SqliteStore, chronicle: RandomLog) -> None:
         assert [(e.seq, e.kind, e.op, e.body) for e in entries] == [(e.seq, e.kind, e.op, e.body) for e in chapter.log]
 
 
-def test_the_view_of_a_store_is_what_a_patient_reader_sees(store: SqliteStore) -> None:
+def test_the_context_of_a_store_equals_that_of_a_naive_reader(store: SqliteStore) -> None:
     async def look(seed: int) -> None:
         chronicle = RandomLog(f"h{seed}s").perform(make_random_actions(seed))
         await commit_log(store, chronicle)
@@ -77,7 +77,7 @@ def test_the_view_of_a_store_is_what_a_patient_reader_sees(store: SqliteStore) -
     asyncio.run(all_())
 
 
-def test_a_kept_view_is_the_view_that_would_be_read(store: SqliteStore) -> None:
+def test_a_cached_context_equals_a_newly_loaded_one(store: SqliteStore) -> None:
     """As the turn worker uses it: kept when a turn begins, extended when it ends, loaded again when anything else
     happened.
     """
@@ -148,7 +148,7 @@ def list_shown_texts(gateway: InProcessGateway, session: str) -> list[str]:
     return [message.text for message in render_messages(gateway.run(look()))]
 
 
-def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(gateway: InProcessGateway) -> None:
+def test_a_turn_that_outlives_a_context_reset_leaves_no_summary_in_the_new_context(gateway: InProcessGateway) -> None:
     """/new while a turn runs, which then does not fit and compresses what came before it: a compression of the old
     context.
     """
@@ -189,7 +189,7 @@ def make_compressing(gateway: InProcessGateway, text: Callable[[], str] = lambda
     gateway.runtimes.settings.update(soft_share=0.3, hard_share=0.9, keep_turns=1, compress_in_background=True)
 
 
-def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gateway: InProcessGateway) -> None:
+def test_a_branch_of_a_parent_with_an_erased_summary_sees_the_originals(gateway: InProcessGateway) -> None:
     make_compressing(gateway)
     session = ""
     for n in range(4):
@@ -209,7 +209,7 @@ def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(gatewa
     gateway.assert_sound()
 
 
-def test_every_question_asked_is_the_one_the_log_tells_of(gateway: InProcessGateway) -> None:
+def test_every_model_request_equals_that_of_a_naive_reader(gateway: InProcessGateway) -> None:
     """Through compressions, undo, context resets and branches the model was asked what a naive
     reader would have asked.
     """

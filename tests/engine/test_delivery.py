@@ -1,4 +1,4 @@
-"""Rules 9 to 12: cursors, doubt, delays, and where a reply goes."""
+"""Rules 9 to 12: cursors, items in doubt, delays, and the destination of a reply."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class TestRule9Cursors:
         gateway.send_message("two", rest=False)
         gateway.send_message("three", rest=False)
         gateway.run_until_idle(60)
-        assert batches[0] == batches[1] == batches[2], "the same to the last word, whatever came since"
+        assert batches[0] == batches[1] == batches[2], "the same batch, despite later messages"
         kept = [item.key for items in provider.kept.values() for item in items]
         assert len(kept) == len(set(kept))
 
-    def test_one_poisoned_session_and_one_dead_provider_block_nobody(self, gateway: InProcessGateway) -> None:
+    def test_a_poisoned_session_and_a_dead_provider_block_no_other_session(self, gateway: InProcessGateway) -> None:
         dead, alive = FakeMemoryProvider(), FakeMemoryProvider()
         dead.faults.fail_next(Transient("dead"), times=10_000)
         gateway.runtimes.memories = {"dead": dead, "alive": alive}
@@ -64,9 +64,7 @@ class TestRule9Cursors:
         cursors = gateway.run(gateway.store.list_cursors(consumer="memory:dead"))
         assert all(cursor.error and cursor.attempts for cursor in cursors), "a failing provider shows"
 
-    def test_what_is_refused_is_dead_lettered_with_its_reason_and_the_next_goes_on(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_refused_item_is_dead_lettered_and_the_next_is_sent(self, gateway: InProcessGateway) -> None:
         gateway.platform.faults.fail_next(Refused("chat is gone"))
         gateway.send_message("one")
         gateway.send_message("two")
@@ -74,7 +72,7 @@ class TestRule9Cursors:
         assert [(item.reason, item.in_doubt) for item in dead_letters] == [("chat is gone", False)]
         assert gateway.list_shown_texts() == ["You said: two"]
 
-    def test_what_was_dead_lettered_is_sent_on_command(self, gateway: InProcessGateway) -> None:
+    def test_a_dead_letter_is_sent_on_replay(self, gateway: InProcessGateway) -> None:
         gateway.platform.faults.fail_next(Refused("chat is gone"))
         gateway.send_message("one")
         assert gateway.run(gateway.control.replay_dead_letters()) == 1
@@ -82,9 +80,7 @@ class TestRule9Cursors:
         assert gateway.list_shown_texts() == ["You said: one"]
         assert gateway.run(gateway.store.list_dead_letters()) == []
 
-    def test_a_part_that_is_sent_again_on_command_goes_once_while_the_others_are_on_their_way(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_replayed_part_is_sent_once_while_others_are_in_flight(self, gateway: InProcessGateway) -> None:
         platform = use(gateway, DeliveryGuarantee.PROBE, text_limit=100)
         gateway.runtimes.model = FakeModel([ModelResponse(text=" ".join(f"word{n}" for n in range(40)))])
         platform.faults.fail_next(Refused("not like this"))
@@ -99,7 +95,7 @@ class TestRule9Cursors:
         assert len(said.parts) > 2
         assert sorted(gateway.list_shown_texts()) == sorted(said.parts)
 
-    def test_an_hour_without_the_provider_loses_nothing_and_keeps_the_order(self, gateway: InProcessGateway) -> None:
+    def test_an_outage_of_an_hour_loses_nothing_and_keeps_the_order(self, gateway: InProcessGateway) -> None:
         provider = FakeMemoryProvider()
         provider.faults.fail_next(Transient("down"), times=15)
         gateway.runtimes.memories = {"a": provider}
@@ -115,7 +111,7 @@ class TestRule9Cursors:
 class TestRule10Doubt:
     @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.PROBE])
     @pytest.mark.parametrize("after", [False, True])
-    def test_a_crash_between_send_and_answer_shows_exactly_one_message(
+    def test_a_crash_between_send_and_response_shows_exactly_one_message(
         self, gateway: InProcessGateway, delivery: DeliveryGuarantee, after: bool
     ) -> None:
         use(gateway, delivery)
@@ -129,7 +125,7 @@ class TestRule10Doubt:
     @pytest.mark.parametrize(
         "delivery, shown, counted", [(DeliveryGuarantee.PROBE, 1, False), (DeliveryGuarantee.BLIND, 2, True)]
     )
-    def test_a_batch_that_is_sent_again_is_stored_as_sent_before_it_leaves(
+    def test_a_repeated_batch_is_recorded_as_sent_before_it_is_sent(
         self, gateway: InProcessGateway, delivery: DeliveryGuarantee, shown: int, counted: bool
     ) -> None:
         """The first attempt failed and nothing arrived. The process dies after the second one, which did arrive."""
@@ -143,7 +139,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello"] * shown
         assert [receipt.in_doubt for receipt in gateway.run(gateway.store.list_receipts(session))] == [counted]
 
-    def test_a_blind_platform_resends_and_counts_it(self, gateway: InProcessGateway) -> None:
+    def test_a_blind_platform_gets_a_counted_resend(self, gateway: InProcessGateway) -> None:
         use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
         session = gateway.send_message("hello", rest=False).session
         gateway.run_until_idle(2 * SEND_DEADLINE_SECONDS)
@@ -152,7 +148,7 @@ class TestRule10Doubt:
         assert [receipt.in_doubt for receipt in receipts] == [True]
         assert gateway.logger.find_events("delivery.in_doubt")
 
-    def test_under_hold_a_blind_platform_is_never_sent_twice(self, gateway: InProcessGateway) -> None:
+    def test_with_the_hold_policy_a_blind_platform_never_gets_a_resend(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.in_doubt_policy = "hold"
         use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
         gateway.send_message("hello", rest=False)
@@ -162,7 +158,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello", "You said: next"]
         assert [item.in_doubt for item in gateway.run(gateway.store.list_dead_letters())] == [True]
 
-    def test_what_may_have_arrived_and_is_sent_again_on_command_is_counted(self, gateway: InProcessGateway) -> None:
+    def test_a_replayed_in_doubt_item_is_counted(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.in_doubt_policy = "hold"
         use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
         session = gateway.send_message("hello", rest=False).session
@@ -172,9 +168,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello"] * 2
         assert [receipt.in_doubt for receipt in gateway.run(gateway.store.list_receipts(session))] == [True]
 
-    def test_a_second_try_that_stood_still_before_it_left_is_counted_all_the_same(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_second_attempt_that_stalled_before_the_send_is_counted(self, gateway: InProcessGateway) -> None:
         use(gateway, DeliveryGuarantee.BLIND).faults.lose_next_answer()
         session = gateway.send_message("hello", rest=False).session
         gateway.pass_time(1)
@@ -183,7 +177,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello"] * 2
         assert [receipt.in_doubt for receipt in gateway.run(gateway.store.list_receipts(session))] == [True]
 
-    def test_after_a_take_over_an_unkeyed_item_holds_its_cursor_for_the_deadline(
+    def test_after_a_takeover_an_unkeyed_item_holds_its_cursor_for_the_deadline(
         self, gateway: InProcessGateway
     ) -> None:
         """A stalled predecessor's request may still land: nothing may overtake it."""
@@ -204,9 +198,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: first", "You said: second"]
 
     @pytest.mark.parametrize("jump", [3_600.0, -10.0, 315_360_000.0, -315_360_000.0])
-    def test_a_clock_that_is_set_puts_nothing_that_is_being_sent_in_doubt(
-        self, gateway: InProcessGateway, jump: float
-    ) -> None:
+    def test_a_clock_change_puts_no_running_send_in_doubt(self, gateway: InProcessGateway, jump: float) -> None:
         class Late(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 await asyncio.sleep(10)
@@ -223,9 +215,7 @@ class TestRule10Doubt:
         assert gateway.logger.find_events("delivery.in_doubt") == []
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
-    def test_what_was_sent_is_written_down_as_soon_as_there_is_room(
-        self, gateway: InProcessGateway, error: StoreError
-    ) -> None:
+    def test_a_receipt_is_recorded_once_the_disk_has_space(self, gateway: InProcessGateway, error: StoreError) -> None:
         use(gateway, DeliveryGuarantee.BLIND)
         trouble = FailingStore(gateway, error).with_commits(Step.DELIVERY_DONE)
         gateway.send_message("hello", rest=False)
@@ -237,7 +227,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello", "You said: and on?"], "sent once each"
         assert gateway.logger.find_events("delivery.in_doubt") == []
 
-    def test_what_has_not_left_for_a_whole_deadline_is_not_in_doubt(self, gateway: InProcessGateway) -> None:
+    def test_an_item_that_was_not_sent_within_the_deadline_is_not_in_doubt(self, gateway: InProcessGateway) -> None:
         class Late(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 await asyncio.sleep(1)
@@ -251,7 +241,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello"]
         assert gateway.logger.find_events("delivery.in_doubt") == []
 
-    def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, gateway: InProcessGateway) -> None:
+    def test_a_probe_runs_only_after_the_deadline_and_the_visibility_lag(self, gateway: InProcessGateway) -> None:
         """A request may be carried out at the last moment, long after its answer was lost, and be seen later still."""
 
         class Late(FakePlatform):
@@ -265,7 +255,7 @@ class TestRule10Doubt:
         gateway.run_until_idle(3 * SEND_DEADLINE_SECONDS)
         assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_nor_does_whoever_takes_over_look_any_sooner(self, gateway: InProcessGateway) -> None:
+    def test_a_probe_after_a_takeover_waits_as_long(self, gateway: InProcessGateway) -> None:
         class Late(FakePlatform):
             async def send(self, out: OutgoingMessage) -> str:
                 asyncio.get_running_loop().call_later(SEND_DEADLINE_SECONDS - 1, self.receive_sent, out)
@@ -282,7 +272,7 @@ class TestRule10Doubt:
         assert gateway.list_shown_texts() == ["You said: hello"]
 
     @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
-    def test_providers_that_can_tell_get_everything_once(
+    def test_providers_with_keys_or_probes_get_everything_once(
         self, gateway: InProcessGateway, delivery: DeliveryGuarantee
     ) -> None:
         provider = FakeMemoryProvider(delivery, visible_after=2.0)
@@ -295,7 +285,7 @@ class TestRule10Doubt:
         gateway.run_until_idle(300)
         assert [item.heard[0].text for item in provider.kept[session]] == ["one", "two"]  # type: ignore[union-attr]
 
-    def test_an_adapter_that_raises_something_of_its_own_is_in_doubt(self, gateway: InProcessGateway) -> None:
+    def test_an_unexpected_exception_of_an_adapter_means_in_doubt(self, gateway: InProcessGateway) -> None:
         use(gateway, DeliveryGuarantee.KEYED).faults.lose_next_answer(RuntimeError("surprise"))
         gateway.send_message("hello", rest=False)
         gateway.run_until_idle(30)
@@ -303,7 +293,7 @@ class TestRule10Doubt:
 
 
 class TestRule11Waits:
-    def test_a_server_given_wait_is_never_shortened(self, gateway: InProcessGateway) -> None:
+    def test_a_delay_from_the_server_is_never_shortened(self, gateway: InProcessGateway) -> None:
         gateway.platform.faults.fail_next(Transient("slow down", retry_after=3_600.0))
         gateway.send_message("one", rest=False)
         gateway.pass_time(3_000)
@@ -314,7 +304,7 @@ class TestRule11Waits:
         assert gateway.list_shown_texts() == ["You said: one", "You said: two"]
 
     @pytest.mark.parametrize("jump", [-3_600.0, -315_360_000.0, 315_360_000.0])
-    def test_a_clock_that_jumps_freezes_nothing(self, gateway: InProcessGateway, jump: float) -> None:
+    def test_a_clock_jump_blocks_nothing(self, gateway: InProcessGateway, jump: float) -> None:
         gateway.platform.faults.fail_next(Transient("down"), times=4)
         gateway.send_message("hello", rest=False)
         gateway.pass_time(2)
@@ -322,7 +312,7 @@ class TestRule11Waits:
         gateway.run_until_idle(2 * MAX_DELAY_SECONDS)
         assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_a_clock_that_goes_back_does_not_shorten_a_server_given_wait(self, gateway: InProcessGateway) -> None:
+    def test_a_clock_that_goes_back_does_not_shorten_a_delay_from_the_server(self, gateway: InProcessGateway) -> None:
         gateway.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
         gateway.send_message("hello", rest=False)
         gateway.pass_time(10)
@@ -334,7 +324,7 @@ class TestRule11Waits:
 
 
 class TestRule12Destinations:
-    def test_a_reply_goes_where_the_message_came_from_whatever_was_bound_since(self, gateway: InProcessGateway) -> None:
+    def test_a_reply_goes_to_the_chat_of_its_message_despite_later_bindings(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         gateway.send_message("from one", chat="one", rest=False)
         gateway.pass_time()
@@ -344,9 +334,7 @@ class TestRule12Destinations:
         gateway.run_until_idle(5)
         assert [out.to.chat for out in gateway.platform.shown_messages] == ["one", "one"]
 
-    def test_a_reply_goes_to_the_last_who_asked_whoever_said_something_after_them(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_reply_goes_to_the_last_message_that_asked(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         gateway.send_message("first", rest=False)
         gateway.pass_time()
@@ -356,7 +344,7 @@ class TestRule12Destinations:
         gateway.run_until_idle(5)
         assert [out.to.message for out in gateway.platform.shown_messages][1:] == ["asks"]
 
-    def test_parts_are_split_once_before_the_first_is_sent(self, gateway: InProcessGateway) -> None:
+    def test_a_reply_is_split_once_before_the_first_part_is_sent(self, gateway: InProcessGateway) -> None:
         platform = use(gateway, DeliveryGuarantee.KEYED, text_limit=100)
         text = " ".join(f"word{n}" for n in range(60))
         gateway.runtimes.model = FakeModel([ModelResponse(text=text)])
@@ -382,7 +370,7 @@ class TestRule12Destinations:
         gateway.pass_time(5)
         assert [out.text for out in other.shown_messages] == ["You said: to the other"]
 
-    def test_what_one_session_says_in_two_places_is_said_once_in_each(self, gateway: InProcessGateway) -> None:
+    def test_a_reply_to_two_chats_is_sent_once_to_each(self, gateway: InProcessGateway) -> None:
         other = FakePlatform(name="other")
         gateway.runtimes.platforms[("other", "main")] = other
         there = ChatLocation(platform="other", account="main", chat="elsewhere")
@@ -394,7 +382,7 @@ class TestRule12Destinations:
         assert [(out.text, out.to.chat) for out in other.shown_messages] == [("a word", "elsewhere")] * 2
         assert gateway.list_shown_texts() == ["it says: told"] * 2
 
-    def test_a_visible_draft_is_edited_by_the_final_text_even_after_a_crash(self, gateway: InProcessGateway) -> None:
+    def test_the_final_text_replaces_the_draft_even_after_a_crash(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway)
         gateway.send_message("write", rest=False)
         gateway.pass_time(5)
@@ -403,7 +391,7 @@ class TestRule12Destinations:
         gateway.run_until_idle(30)
         assert [(out.text, out.edits) for out in platform.shown_messages] == [("piece by piece it grew", "draft-1")]
 
-    def test_a_draft_is_brought_up_to_date_until_the_reply_is_made(self, gateway: InProcessGateway) -> None:
+    def test_a_draft_is_updated_until_the_reply_is_committed(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway)
         gateway.send_message("write", rest=False)
         gateway.run_until_idle(30)
@@ -412,8 +400,8 @@ class TestRule12Destinations:
         assert lengths == sorted(set(lengths))
         assert [out.edits for out in platform.shown_messages] == ["draft-1"]
 
-    def test_a_draft_opens_only_when_nothing_is_undelivered(self, gateway: InProcessGateway) -> None:
-        """It would stand above a reply that was made before."""
+    def test_a_draft_starts_only_when_nothing_is_undelivered(self, gateway: InProcessGateway) -> None:
+        """It would appear above an earlier reply."""
         platform = growing(gateway)
         platform.faults.fail_next(Transient("slow down", retry_after=60.0))
         gateway.send_message("one", rest=False)
@@ -426,7 +414,7 @@ class TestRule12Destinations:
         assert [out.edits for out in platform.shown_messages] == ["draft-1", ""]
 
     @pytest.mark.parametrize("word", ["/stop", "/halt"])
-    def test_a_draft_that_nobody_finishes_says_so(self, gateway: InProcessGateway, word: str) -> None:
+    def test_an_unfinished_draft_is_marked(self, gateway: InProcessGateway, word: str) -> None:
         platform = growing(gateway)
         gateway.send_message("write", rest=False)
         gateway.pass_time(3.2)
@@ -436,7 +424,7 @@ class TestRule12Destinations:
         assert platform.drafts == 1
         gateway.assert_sound()
 
-    def test_a_draft_that_a_dead_process_left_and_nobody_finishes_says_so(self, gateway: InProcessGateway) -> None:
+    def test_an_unfinished_draft_of_a_dead_process_is_marked(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway)
         gateway.send_message("write", rest=False)
         gateway.pass_time(3)
@@ -446,7 +434,7 @@ class TestRule12Destinations:
         gateway.run_until_idle(30)
         assert [(out.text, out.edits) for out in platform.shown_messages if out.edits] == [("… (stopped)", "draft-1")]
 
-    def test_only_the_first_part_of_a_long_reply_takes_its_drafts_place(self, gateway: InProcessGateway) -> None:
+    def test_only_the_first_part_of_a_long_reply_replaces_the_draft(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway)
         platform.text_limit = 12
         gateway.send_message("write", rest=False)
@@ -454,7 +442,7 @@ class TestRule12Destinations:
         assert "".join(gateway.list_shown_texts()) == "piece by piece it grew"
         assert [out.edits for out in platform.shown_messages] == ["draft-1", "", ""]
 
-    def test_a_turn_whose_draft_is_seen_has_its_number_for_good(self, gateway: InProcessGateway) -> None:
+    def test_a_turn_with_a_visible_draft_keeps_its_id_after_a_power_cut(self, gateway: InProcessGateway) -> None:
         """A draft is identified by the turn's id. After a power cut a turn with another id would
         show a second draft.
         """
@@ -473,7 +461,7 @@ class TestRule12Destinations:
         gateway.run_until_idle(30)
         assert lasting == [True]
 
-    def test_a_turn_that_fails_says_so_where_its_draft_is_seen(self, gateway: InProcessGateway) -> None:
+    def test_a_failed_turn_replaces_its_draft_with_the_failure(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway, fails=Refused("no such model"))
         gateway.send_message("write", rest=False)
         gateway.run_until_idle(30)
@@ -481,16 +469,14 @@ class TestRule12Destinations:
         assert (told.edits, told.notice) == ("draft-1", True)
         assert told.text.startswith("I could not answer")
 
-    def test_half_a_character_of_a_model_is_shown_as_text(self, gateway: InProcessGateway) -> None:
+    def test_half_a_surrogate_pair_in_a_draft_is_shown_as_text(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway, piece="piece by piece \ud83d ")
         gateway.send_message("write", rest=False)
         gateway.run_until_idle(30)
         assert "\ufffd" in platform.seen[0]
         "".join(platform.seen).encode()
 
-    def test_an_answer_that_breaks_off_again_and_again_leaves_no_half_of_it_to_be_seen(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_repeatedly_broken_answer_leaves_no_partial_draft(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway, fails=Overloaded("the answer broke off"))
         gateway.send_message("write", rest=False)
         gateway.pass_time(25)
@@ -503,9 +489,7 @@ class TestRule12Destinations:
         assert (reply.text, reply.edits) == ("You said: write", "")
         gateway.assert_sound()
 
-    def test_a_draft_that_another_model_begins_anew_shows_nothing_of_the_first_one(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_draft_restarted_by_another_model_shows_only_the_new_text(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway, fails=Overloaded("gone in the middle"))
         gateway.runtimes.fallbacks = (SlowModel("all over again "),)
         gateway.send_message("write", rest=False)
@@ -515,7 +499,7 @@ class TestRule12Destinations:
         assert platform.seen[-1].startswith("all over again all over again")
         assert [(out.text, out.edits) for out in platform.shown_messages] == [("piece by piece it grew", "draft-1")]
 
-    def test_a_word_that_the_reply_was_cut_off_does_not_take_its_place(self, gateway: InProcessGateway) -> None:
+    def test_a_cut_off_notice_does_not_replace_the_reply(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway)
         gateway.runtimes.model = SlowModel("piece by piece ", finish="length")
         gateway.send_message("write", rest=False)
@@ -525,7 +509,7 @@ class TestRule12Destinations:
         assert (notice.edits, notice.notice) == ("", True)
         assert "cut off" in notice.text
 
-    def test_what_is_stopped_unseen_says_nothing_more(self, gateway: InProcessGateway) -> None:
+    def test_a_turn_stopped_before_its_draft_sends_no_text(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway)
         gateway.send_message("write", rest=False)
         gateway.pass_time(0.2)
@@ -535,7 +519,7 @@ class TestRule12Destinations:
 
 
 class Growing(FakePlatform):
-    """A platform on which replies are seen while they grow."""
+    """A platform with drafts."""
 
     drafts = 0
 
@@ -553,7 +537,7 @@ class Growing(FakePlatform):
 
 
 class SlowModel(FakeModel):
-    """Says the same again and again, and may fail after that."""
+    """Streams the same text repeatedly, and may fail after that."""
 
     def __init__(self, words: str, fails: EverholdError | None = None, finish: str = "") -> None:
         super().__init__()
@@ -574,7 +558,7 @@ class SlowModel(FakeModel):
 def growing(
     gateway: InProcessGateway, *, piece: str = "piece by piece ", fails: EverholdError | None = None
 ) -> Growing:
-    """Have replies grow slowly, and seen."""
+    """Make replies slow and drafted."""
     platform = Growing()
     gateway.platform = platform
     gateway.runtimes.platforms[("fake", "main")] = platform
@@ -583,7 +567,7 @@ def growing(
     return platform
 
 
-def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(gateway: InProcessGateway) -> None:
+def test_waiting_retries_run_at_once_after_a_repair(gateway: InProcessGateway) -> None:
     gateway.platform.faults.fail_next(Transient("bad key"), times=6)
     gateway.send_message("hello", rest=False)
     gateway.pass_time(40)
@@ -593,7 +577,7 @@ def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(g
     assert gateway.list_shown_texts() == ["You said: hello"]
 
 
-def test_a_delay_the_remote_side_asked_for_is_not_shortened(gateway: InProcessGateway) -> None:
+def test_a_delay_from_the_remote_side_is_not_shortened(gateway: InProcessGateway) -> None:
     gateway.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
     gateway.send_message("hello", rest=False)
     gateway.pass_time(5)

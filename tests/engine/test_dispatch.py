@@ -1,4 +1,4 @@
-"""The dispatcher looks for due cursors when there may be some, and then at once; never without a reason."""
+"""The dispatcher searches for due cursors at once when there may be some, and never without a reason."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from everhold.app import SystemClock
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import ChatLocation, Heard
 from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.supervisor import LEASE_SECONDS
 from everhold.errors import Overloaded, StoreBusy, StoreError, StoreFull, Transient
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import IncomingMessage
@@ -42,7 +43,7 @@ def looks(gateway: InProcessGateway) -> list[dict[str, Any]]:
     return asked
 
 
-def test_a_turn_that_leaves_nothing_behind_has_nobody_look(gateway: InProcessGateway) -> None:
+def test_a_turn_without_follow_up_work_triggers_no_search_for_cursors(gateway: InProcessGateway) -> None:
     asked = looks(gateway)
     gateway.send_message("hello")
     gateway.pass_time(60.0)
@@ -51,7 +52,7 @@ def test_a_turn_that_leaves_nothing_behind_has_nobody_look(gateway: InProcessGat
 
 
 def test_a_turn_without_tools_is_five_commits_and_no_claim(gateway: InProcessGateway) -> None:
-    """What docs/ARCHITECTURE.md says: `accept` and `end` claim what they make due."""
+    """As in docs/ARCHITECTURE.md: `accept` and `end` claim the cursors that they make due."""
     gateway.send_message("wake up")
     assert gateway.process is not None
     disk, steps = gateway.process.disk, list[str]()
@@ -71,7 +72,7 @@ def test_a_turn_without_tools_is_five_commits_and_no_claim(gateway: InProcessGat
     assert steps == [Step.ACCEPT, Step.BEGIN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE]
 
 
-def test_what_came_during_a_turn_is_taken_up_at_its_end(gateway: InProcessGateway) -> None:
+def test_a_message_during_a_turn_is_claimed_at_its_end(gateway: InProcessGateway) -> None:
     gateway.runtimes.model = held = HeldModel()
     held.free = True
     looks(gateway)
@@ -140,9 +141,7 @@ def test_queued_worker_starts_leave_time_for_other_tasks(gateway: InProcessGatew
     assert len(held.requests) == asked + 2
     gateway.send_message("/whoami", chat="another", rest=False)
     gateway.pass_time(2 * supervisor.poll_seconds)
-    assert len(gateway.list_shown_texts()) == 1, (
-        "nobody who waits for a model keeps others from what they can have at once"
-    )
+    assert len(gateway.list_shown_texts()) == 1, "a worker that waits for a model does not delay other consumers"
     held.free = True
     gateway.run_until_idle(5.0)
     assert gateway.list_shown_texts()[1:] == ["at last"] * 5
@@ -186,7 +185,7 @@ def test_a_refused_reservation_is_retried_when_another_is_unused(gateway: InProc
     assert gateway.list_shown_texts()[-1] == "You said: and I?"
 
 
-def test_a_worker_slot_is_free_again_though_its_turn_was_ended(gateway: InProcessGateway) -> None:
+def test_a_worker_slot_is_released_when_an_erasure_ends_its_turn(gateway: InProcessGateway) -> None:
     assert gateway.process is not None
     gateway.process.supervisor.max_workers_per_consumer = 1
     session, control = gateway.send_message("a secret").session, gateway.control
@@ -194,21 +193,21 @@ def test_a_worker_slot_is_free_again_though_its_turn_was_ended(gateway: InProces
 
     async def erase(_: Change) -> None:
         if secret:
-            await control.erase_entries(session, [secret.pop()])  # what the turn has read goes, and the turn with it
+            await control.erase_entries(session, [secret.pop()])  # erase an entry the turn has read, which ends it
 
     before(gateway, Step.END, erase)
     gateway.send_message("are you there?")
     assert gateway.list_shown_texts()[-1] == "You said: are you there?"
 
 
-def test_a_turn_that_somebody_ended_is_no_failure_and_the_next_outage_is_told(gateway: InProcessGateway) -> None:
+def test_a_turn_ended_by_an_erasure_is_not_a_failure_and_the_next_outage_is_logged(gateway: InProcessGateway) -> None:
     session, control, faults = gateway.send_message("a secret").session, gateway.control, gateway.runtimes.model.faults
     secret = [entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Heard)]
 
     async def erase(_: Change) -> None:
         if secret:
             faults.fail_next(Overloaded("down"))
-            await control.erase_entries(session, [secret.pop()])  # what the turn has read goes, and the turn with it
+            await control.erase_entries(session, [secret.pop()])  # erase an entry the turn has read, which ends it
 
     before(gateway, Step.END, erase)
     gateway.send_message("are you there?", rest=False)
@@ -233,7 +232,7 @@ def before(gateway: InProcessGateway, step: Step, what: Callable[[Change], Await
     disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
 
 
-def test_what_could_not_be_delivered_is_tried_again_in_time(gateway: InProcessGateway) -> None:
+def test_a_failed_delivery_is_retried_when_it_is_due(gateway: InProcessGateway) -> None:
     looks(gateway)
     gateway.platform.faults.fail_next(Transient("later"), times=2)
     gateway.send_message("hello", rest=False)
@@ -242,10 +241,10 @@ def test_what_could_not_be_delivered_is_tried_again_in_time(gateway: InProcessGa
 
 
 @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
-def test_once_there_is_room_everything_goes_on_within_seconds(gateway: InProcessGateway, error: StoreError) -> None:
+def test_all_work_resumes_within_seconds_once_the_disk_has_space(gateway: InProcessGateway, error: StoreError) -> None:
     """Fault tests 5 and 6: the dispatcher, the lease renewal and the workers wait for the store, however long."""
     assert gateway.process is not None
-    gateway.process.supervisor.max_workers_per_consumer = 1  # so that somebody has to be looked for
+    gateway.process.supervisor.max_workers_per_consumer = 1  # so that the dispatcher has to search
     gateway.runtimes.model = held = HeldModel()
     gateway.send_message("one", chat="a", rest=False)
     gateway.send_message("two", chat="b", rest=False)
@@ -265,7 +264,7 @@ def test_once_there_is_room_everything_goes_on_within_seconds(gateway: InProcess
 
 
 @pytest.mark.parametrize("jump", [3_600.0, -3_600.0])
-def test_a_clock_that_is_set_gives_nobody_else_what_is_worked_on_here(gateway: InProcessGateway, jump: float) -> None:
+def test_a_clock_change_does_not_release_claims_of_this_process(gateway: InProcessGateway, jump: float) -> None:
     assert gateway.process is not None
     gateway.runtimes.model = held = HeldModel()
     gateway.send_message("hello", rest=False)
@@ -290,7 +289,7 @@ async def test_a_cancelled_accept_still_starts_a_worker_for_its_cursor(tmp_path:
             taken.extend(claims)
 
     async def reception(_: IncomingMessage) -> AdmissionDecision:
-        return AdmissionDecision(agent="main", person="ada")
+        return AdmissionDecision(agent="main", identity="ada")
 
     store, bells = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom()), Wakeups()
     bells.worker_pool = Hand()
@@ -307,3 +306,51 @@ async def test_a_cancelled_accept_still_starts_a_worker_for_its_cursor(tmp_path:
         await store.ping_writer()
     assert [claim.consumer for claim in taken] == ["turn"]
     await store.close()
+
+
+def test_work_that_takes_longer_than_a_lease_is_not_given_to_another_process(gateway: InProcessGateway) -> None:
+    gateway.runtimes.model = held = HeldModel()
+    gateway.runtimes.settings["model_deadline_seconds"] = 10 * LEASE_SECONDS
+    gateway.send_message("hello", rest=False)
+    for _ in range(5):
+        gateway.pass_time(LEASE_SECONDS / 2)
+        assert not gateway.run(
+            gateway.store.claim_cursors(owner="another", at=gateway.clock.now(), lease=LEASE_SECONDS, limit=9)
+        )
+    held.free = True
+    gateway.run_until_idle()
+    assert gateway.list_shown_texts() == ["at last"]
+    assert len(held.requests) == 1
+
+
+# -- stop and start ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_waits_for_running_work_no_longer_than_its_limit_and_the_next_start_goes_on_at_once(
+    gateway: InProcessGateway,
+) -> None:
+    gateway.runtimes.model = held = HeldModel()
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time()
+    assert gateway.process is not None
+    supervisor = gateway.process.supervisor
+    asked = gateway.loop.time()
+    gateway.run(supervisor.drain(5.0))
+    assert 5.0 <= gateway.loop.time() - asked < 5.2
+    gateway.pass_time()
+    assert not supervisor.tasks
+    gateway.crash()
+    held.free = True
+    started = gateway.loop.time()
+    gateway.start()
+    gateway.run_until_idle()
+    assert gateway.list_shown_texts() == ["at last"]
+    assert gateway.loop.time() - started < 1.0
+
+
+def test_a_stop_without_running_work_takes_no_time(gateway: InProcessGateway) -> None:
+    gateway.send_message("hello")
+    assert gateway.process is not None
+    asked = gateway.loop.time()
+    gateway.run(gateway.process.supervisor.drain(30.0))
+    assert gateway.loop.time() - asked < 0.2

@@ -1,4 +1,4 @@
-"""A turn that has seen what is erased stops at once; one that does not know yet makes no summary of it."""
+"""A turn that has read an erased entry stops at once, and makes no summary of that entry."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def erase_and_fall(gateway: InProcessGateway, session: str, seq: int) -> None:
 @pytest.mark.parametrize(
     "branched, forget",
     [(False, erase), (True, erase), (True, erase_and_fall)],
-    ids=["itself", "branch", "left half done"],
+    ids=["same session", "branch", "branch after a crash"],
 )
-def test_it_compresses_what_is_there_now(
+def test_a_waiting_compression_covers_only_the_remaining_entries(
     gateway: InProcessGateway, branched: bool, forget: Callable[[InProcessGateway, str, int], None]
 ) -> None:
     gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="ok"))
@@ -78,7 +78,7 @@ def test_it_compresses_what_is_there_now(
     assert everywhere(gateway.path, CANARY) == []
 
 
-def test_a_turn_that_has_seen_it_is_not_waited_for(gateway: InProcessGateway) -> None:
+def test_an_erasure_does_not_wait_for_a_turn_that_read_the_entry(gateway: InProcessGateway) -> None:
     first = gateway.send_message(f"the key is under {CANARY}")
     held = HeldModel()
     gateway.runtimes.model = held

@@ -1,4 +1,4 @@
-"""What is erased is erased from what turns are on record as having been shown, too: here, elsewhere, and at work."""
+"""An erasure also removes the entry from recall records: of this session, of other sessions, and of running turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import HeldModel
 from .memory_tools import FindingProvider, add_memory_tools
 from .test_forgetting import CANARY, everywhere
 
-PLACED = pytest.mark.parametrize("placed", [True, False], ids=["placed", "from somewhere"])
+PLACED = pytest.mark.parametrize("placed", [True, False], ids=["with session and seq", "without session and seq"])
 
 
 def recalled_elsewhere(
@@ -50,7 +50,9 @@ def records(gateway: InProcessGateway, session: str) -> list[bytes | None]:
 
 
 @PLACED
-def test_what_other_sessions_were_shown_goes_with_it(gateway: InProcessGateway, placed: bool) -> None:
+def test_recall_records_of_an_erased_entry_in_other_sessions_are_erased(
+    gateway: InProcessGateway, placed: bool
+) -> None:
     first, other = recalled_elsewhere(gateway, placed=placed)
     assert None not in records(gateway, other)
     gateway.run(gateway.control.erase_entries(first.session, [first.seq]))
@@ -58,7 +60,7 @@ def test_what_other_sessions_were_shown_goes_with_it(gateway: InProcessGateway, 
     assert everywhere(gateway.path, CANARY) == []
 
 
-def test_what_is_known_by_another_entry_of_its_exchange_goes_with_it(gateway: InProcessGateway) -> None:
+def test_recall_records_by_another_entry_of_the_exchange_are_erased(gateway: InProcessGateway) -> None:
     """A memory may file an exchange under its first message."""
     first, other = recalled_elsewhere(gateway, placed=True)
     (said,) = (entry.seq for entry in gateway.read_log(first.session) if entry.kind is EntryKind.SAID)
@@ -66,7 +68,7 @@ def test_what_is_known_by_another_entry_of_its_exchange_goes_with_it(gateway: In
     assert records(gateway, other) == [None, None]
 
 
-def test_what_was_recorded_of_others_stays(gateway: InProcessGateway) -> None:
+def test_recall_records_of_other_entries_stay(gateway: InProcessGateway) -> None:
     before = gateway.send_message("something else", chat="before", rest=False)
     gateway.pass_time(1)
     other = recalled_elsewhere(gateway, placed=True)[1]
@@ -75,7 +77,7 @@ def test_what_was_recorded_of_others_stays(gateway: InProcessGateway) -> None:
 
 
 @PLACED
-def test_a_turn_at_work_meanwhile_leaves_no_record_of_it(gateway: InProcessGateway, placed: bool) -> None:
+def test_a_running_turn_leaves_no_recall_record_of_an_erased_entry(gateway: InProcessGateway, placed: bool) -> None:
     held = HeldModel()
     first, other = recalled_elsewhere(gateway, placed=placed, model=held)
     assert CANARY in "".join(message.text for message in held.requests[-1].messages)
@@ -86,7 +88,7 @@ def test_a_turn_at_work_meanwhile_leaves_no_record_of_it(gateway: InProcessGatew
     assert everywhere(gateway.path, CANARY) == []
 
 
-def test_a_record_that_comes_while_others_are_looked_for_is_found(gateway: InProcessGateway) -> None:
+def test_a_recall_record_added_during_the_search_is_found(gateway: InProcessGateway) -> None:
     held = HeldModel()
     first, other = recalled_elsewhere(gateway, placed=True, model=held)
     commit, ended = gateway.store.commit, asyncio.Event()
@@ -107,7 +109,7 @@ def test_a_record_that_comes_while_others_are_looked_for_is_found(gateway: InPro
     assert everywhere(gateway.path, CANARY) == []
 
 
-def test_a_thought_takes_its_own_record_with_it(gateway: InProcessGateway) -> None:
+def test_an_erased_thought_takes_its_recall_record_with_it(gateway: InProcessGateway) -> None:
     other = recalled_elsewhere(gateway, placed=True)[1]
     (thought,) = gateway.read_bodies(other, Thought)
     (seq,) = (entry.seq for entry in gateway.read_log(other) if entry.kind is EntryKind.THOUGHT)
@@ -115,7 +117,7 @@ def test_a_thought_takes_its_own_record_with_it(gateway: InProcessGateway) -> No
     assert [gateway.run(gateway.store.get_blob(blob)) for blob in (thought.why, thought.recall)] == [None, None]
 
 
-def test_records_that_are_read_once_serve_many_erasures(gateway: InProcessGateway) -> None:
+def test_recall_records_are_read_once_for_many_erasures(gateway: InProcessGateway) -> None:
     """In whichever order: those of words said earlier than the ones that were asked about first are read then."""
     first, other = recalled_elsewhere(gateway, placed=True)
     last = gateway.send_message("later", chat="later", rest=False)

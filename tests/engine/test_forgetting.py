@@ -1,28 +1,33 @@
-"""A person is forgotten: in the log and in whatever was made of it, for good, and what cannot go is named."""
+"""A person is forgotten permanently, in the log and in all data derived from it. What cannot be erased is named."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.core import memory_naming
 from everhold.core.entries import Attachment, Heard, Said
+from everhold.core.people import IdentityProof, PeoplePlanner
+from everhold.engine.state_updates import update_people
 from everhold.errors import Refused, Transient
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     Exchange,
-    ForgetResult,
     MemoryBatch,
     MemoryCapability,
     MemoryHit,
     MemoryNote,
     MemoryQuery,
+    ProviderDeletion,
 )
 from everhold.ports.model import ModelResponse
 from everhold.ports.store import Change, StateNamespace, Step
@@ -47,17 +52,32 @@ class ForgettingProvider(FakeMemoryProvider):
         self.keeps = keeps
         self.asked: list[str] = []
 
-    async def forget(self, person: str) -> ForgetResult:
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         self.faults.begin_call()
-        self.asked.append(person)
+        self.asked += target.identities
         deleted = 0
         for name, items in self.kept.items():
-            left = [
-                item for item in items if not (isinstance(item, Exchange | MemoryNote) and item.stamp.person == person)
-            ]
+            left = [item for item in items if not self.is_of(item, target.identities)]
             deleted += len(items) - len(left)
             self.kept[name] = left
-        return ForgetResult(deleted=deleted, kept=self.keeps)
+        kept = [
+            ProviderDeletion(id=line, what=line, state=ErasureState.CANNOT, reason="it has no means")
+            for line in self.keeps
+        ]
+        return [ProviderDeletion(id=" ".join(target.identities), what="what they said", count=deleted), *kept]
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        self.faults.begin_call()
+        return {
+            it.id: ErasureState.ASKED
+            if any(self.is_of(item, it.id.split()) for items in self.kept.values() for item in items)
+            else ErasureState.CONFIRMED
+            for it in deletions
+        }
+
+    @staticmethod
+    def is_of(item: object, identities: Collection[str]) -> bool:
+        return isinstance(item, Exchange | MemoryNote) and item.stamp.person in identities
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
         for items in self.kept.values():
@@ -81,11 +101,11 @@ class TardyProvider(ForgettingProvider):
 
 
 class ReluctantProvider(ForgettingProvider):
-    """Takes its time to delete, and goes on telling everybody until it has."""
+    """Deletes slowly, and returns the items until they are deleted."""
 
-    async def forget(self, person: str) -> ForgetResult:
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         await asyncio.sleep(5)
-        return await super().forget(person)
+        return await super().forget(target)
 
     async def find(self, query: MemoryQuery) -> list[MemoryHit]:
         return [MemoryHit(text=self.words, person="ada")] if self.words else []
@@ -97,6 +117,23 @@ class IncapableProvider(FakeMemoryProvider):
 
 def memory(gateway: InProcessGateway, **more: Any) -> MemoryAdmin:
     return MemoryAdmin(gateway.control, agents=lambda: ("main", "other"), **more)
+
+
+def link(gateway: InProcessGateway, identity: str, *others: str, label: str = "") -> str:
+    """Make one person of several identities, and return the person's id."""
+
+    def plan(planner: PeoplePlanner) -> None:
+        person = planner.get_person(identity)
+        for other in others:
+            planner.link_identity(other, person, IdentityProof.OPERATOR)
+        if label:
+            planner.name_person(person, label)
+
+    now = gateway.clock.now()
+    gateway.run(update_people(gateway.store, chance=gateway.chance, at=now, by="operator", plan=plan))
+    found = gateway.run(gateway.store.get_people()).find_person(identity)
+    assert found is not None
+    return found.id
 
 
 def builtin(gateway: InProcessGateway) -> MemoryIndex:
@@ -127,7 +164,7 @@ def live(gateway: InProcessGateway) -> str:
 
 
 def tell_everything(gateway: InProcessGateway) -> None:
-    """Ada leaves her word wherever words are kept; Bob speaks, too."""
+    """Ada's secret is put into every place that stores text. Bob writes messages too."""
     gateway.send_message(f"my secret is {CANARY}")
     gateway.send_message(asked_for(add(f"keeps {CANARY}")))
     gateway.send_message(f"/memory note {CANARY} again")
@@ -142,28 +179,32 @@ def tell_everything(gateway: InProcessGateway) -> None:
 
 
 class TestForgetting:
-    def test_the_plan_changes_nothing_and_names_everything(self, gateway: InProcessGateway) -> None:
+    def test_a_plan_lists_everything_and_changes_nothing(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
         index = builtin(gateway)
         add_memory_tools(gateway)
         tell_everything(gateway)
         before = live(gateway)
-        plan = gateway.run(memory(gateway, backups=lambda: 3).plan_forgetting("ada"))
+        plan = gateway.run(memory(gateway, backups=lambda _: BackupHolding(3, 1_800_000_000.0)).plan_forgetting("ada"))
         assert live(gateway) == before
         assert not plan.done
         assert len(plan.sessions) == 3
         assert [going.alone for going in plan.sessions] == [True, True, False]
         assert plan.entry_count > 10
         assert plan.recalls > 0
-        assert {(reach.memory, reach.can) for reach in plan.providers if reach.agent == "main"} == {
-            ("builtin", True),
-            ("a", True),
-            ("b", False),
+        assert {(it.place, it.state) for it in plan.places if it.agent in ("", "main")} == {
+            ("log", "planned"),
+            ("builtin", "planned"),
+            ("a", "planned"),
+            ("b", "planned"),
+            ("backups", "cannot"),
         }
-        assert any("3 backups" in line for line in plan.remains)
+        (backups,) = [it for it in plan.places if it.place == "backups"]
+        assert (backups.until, backups.parts[0].what) == (1_800_000_000.0, "3 backups contain it")
+        assert "2027-01-15" in backups.parts[0].reason
         gateway.run(index.close())
 
-    def test_no_file_holds_a_word_of_it_afterwards(self, gateway: InProcessGateway) -> None:
+    def test_no_file_contains_a_word_of_the_person_afterwards(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
         index = builtin(gateway)
         add_memory_tools(gateway)
@@ -178,14 +219,14 @@ class TestForgetting:
         assert isinstance(provider, ForgettingProvider)
         assert CANARY not in provider.words
         assert provider.asked
-        assert any("b (agent main): it cannot delete" in line for line in report.remains)
+        assert any(line.startswith("b (agent main), cannot: ") for line in report.remains)
         # words of other people stay
         assert OTHER in live(gateway)
         assert OTHER in provider.words
         gateway.assert_sound()
         gateway.run(index.close())
 
-    def test_what_they_had_scheduled_is_never_said_again(self, gateway: InProcessGateway) -> None:
+    def test_the_person_s_schedules_are_deleted(self, gateway: InProcessGateway) -> None:
         gateway.send_message(f"/schedule daily 09:00 {CANARY}")
         gateway.send_message(f"/schedule daily 10:00 {OTHER}", chat="bobs", who="bob")
         kept = gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE))
@@ -199,13 +240,13 @@ class TestForgetting:
         assert [OTHER in it.value for it in left] == [True]
         assert everywhere(gateway.path, CANARY) == []
         now = gateway.clock.now()
-        (again,) = [it for it in kept if CANARY in it.value]  # as a copy of the store has it that was put back
+        (again,) = [it for it in kept if CANARY in it.value]  # as in a restored backup
         write = msgspec.structs.replace(again.replace_with(again.value), version=0)
         gateway.run(gateway.store.commit(Change(step=Step.STATE, session="", at=now, state_writes=(write,))))
         gateway.run(forgetful.resume_erasures())
         assert gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE)) == left
 
-    def test_an_index_that_no_agent_asks_lets_go_of_it_too(self, gateway: InProcessGateway) -> None:
+    def test_an_index_of_an_unused_memory_is_erased_too(self, gateway: InProcessGateway) -> None:
         index = builtin(gateway)
         tell_everything(gateway)
         gateway.run(index.wipe_erased(gateway.store))
@@ -217,7 +258,7 @@ class TestForgetting:
         assert everywhere(gateway.path, CANARY) == []
         gateway.run(index.close())
 
-    def test_an_index_that_cannot_be_wiped_is_named_and_tried_again(self, gateway: InProcessGateway) -> None:
+    def test_an_index_that_cannot_be_wiped_is_named_and_retried(self, gateway: InProcessGateway) -> None:
         async def full() -> None:
             raise OSError("no room")
 
@@ -227,9 +268,11 @@ class TestForgetting:
         assert any(line.startswith("the search index: ") for line in report.remains)
         again = memory(gateway)
         gateway.run(again.finish_unfinished())
-        assert not again._read_unfinished()
+        assert gateway.run(again.collect_status())["forgetting"] == []
 
-    def test_a_fall_between_erasing_and_wiping_is_made_up_for(self, gateway: InProcessGateway) -> None:
+    def test_a_crash_between_erasing_and_wiping_is_completed_by_the_next_process(
+        self, gateway: InProcessGateway
+    ) -> None:
         """The rows are deleted and their bytes are still beside the file, so the next process has to wipe them."""
 
         class Falling(MemoryIndex):
@@ -248,7 +291,7 @@ class TestForgetting:
         gateway.run(after.close())
         gateway.run(index.close())
 
-    def test_it_does_not_come_back_with_a_rebuilt_index_or_a_restart(self, gateway: InProcessGateway) -> None:
+    def test_a_rebuilt_index_and_a_restart_bring_nothing_back(self, gateway: InProcessGateway) -> None:
         index = builtin(gateway)
         add_memory_tools(gateway)
         tell_everything(gateway)
@@ -263,7 +306,7 @@ class TestForgetting:
         assert CANARY not in "".join(message.text for message in gateway.runtimes.model.requests[-1].messages)
         gateway.run(index.close())
 
-    def test_a_name_that_was_made_of_a_title_goes_with_it(self, gateway: InProcessGateway) -> None:
+    def test_a_memory_name_made_from_a_title_is_erased_with_it(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         gateway.runtimes.memories = {"a": provider}
         gateway.runtimes.settings["choose_memory_name"] = lambda _memory, origin: (
@@ -276,14 +319,14 @@ class TestForgetting:
         assert gateway.run(gateway.store.get_session(session)).names == {}
         assert everywhere(gateway.path, CANARY) == []
         gateway.assert_sound()
-        # what comes later is filed under what is known then
+        # later items use the name that is known then
         assert gateway.send_message("hello again").session == session
         name = gateway.run(gateway.store.get_session(session)).names["a"]
         assert name
         assert CANARY not in name
         gateway.assert_sound()
 
-    def test_a_name_that_was_made_of_no_title_stays(self, gateway: InProcessGateway) -> None:
+    def test_a_memory_name_not_made_from_a_title_stays(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.memories = {"a": ForgettingProvider()}
         session = gateway.send_message("hello").session
         before = gateway.run(gateway.store.get_session(session)).names
@@ -291,7 +334,7 @@ class TestForgetting:
         gateway.run(memory(gateway).forget_person("ada"))
         assert gateway.run(gateway.store.get_session(session)).names == before
 
-    def test_what_is_said_afterwards_is_kept(self, gateway: InProcessGateway) -> None:
+    def test_messages_after_the_erasure_are_kept(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
         gateway.send_message("one")
         gateway.run(memory(gateway).forget_person("ada"))
@@ -300,17 +343,16 @@ class TestForgetting:
         gateway.run(memory(gateway).finish_unfinished())
         assert [body.text for body in gateway.read_bodies(session, Heard)] == ["two"]
 
-    def test_every_name_a_person_goes_by_is_meant(self, gateway: InProcessGateway) -> None:
+    def test_every_identity_of_the_person_is_included(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
         gateway.send_message(f"{CANARY} here", who="telegram:7", chat="t")
         gateway.send_message(f"{CANARY} there", who="ada")
-        report = gateway.run(memory(gateway, people=lambda person: (person, "telegram:7")).forget_person("ada"))
+        link(gateway, "ada", "telegram:7", label="Ada L.")
+        report = gateway.run(memory(gateway).forget_person("Ada L."))
         assert report.names == ("ada", "telegram:7")
         assert CANARY not in live(gateway)
 
-    def test_the_answer_to_somebody_else_that_repeats_it_goes_and_the_rest_stays(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_an_answer_to_another_person_that_repeats_the_text_is_erased(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(
             lambda request: ModelResponse(
                 text=f"as ada said, {CANARY}" if "who" in request.messages[-1].text else "fine"
@@ -326,7 +368,7 @@ class TestForgetting:
         assert [body.text for body in gateway.read_bodies(session, Said)] == ["fine"]
         gateway.assert_sound()
 
-    def test_attachments_go_unless_somebody_else_sent_the_same(self, gateway: InProcessGateway) -> None:
+    def test_attachments_are_erased_unless_another_person_sent_the_same(self, gateway: InProcessGateway) -> None:
         def put(data: bytes) -> str:
             import hashlib
 
@@ -340,7 +382,7 @@ class TestForgetting:
         assert gateway.run(gateway.store.get_blob(hers)) is None
         assert gateway.run(gateway.store.get_blob(shared)) is not None
 
-    def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, gateway: InProcessGateway) -> None:
+    def test_recall_records_of_other_people_are_erased(self, gateway: InProcessGateway) -> None:
         finding = FindingProvider()
         gateway.runtimes.memories = {"a": finding}
         gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
@@ -355,7 +397,7 @@ class TestForgetting:
         assert [body.text for body in gateway.read_bodies(session, Heard)] == ["what is new?"]
         gateway.assert_sound()
 
-    def test_dead_letters_of_it_are_gone_and_their_reasons_say_nothing(self, gateway: InProcessGateway) -> None:
+    def test_dead_letters_of_the_person_are_erased_with_their_reasons(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         provider.faults.fail_next(Refused(f"I will not take {CANARY}"), times=5)
         gateway.runtimes.memories = {"a": provider}
@@ -372,7 +414,7 @@ class TestForgetting:
 
 
 class TestInTheMiddle:
-    def test_a_turn_that_has_read_it_writes_nothing_of_it(self, gateway: InProcessGateway) -> None:
+    def test_a_turn_that_read_the_text_writes_nothing_of_it(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message(f"tell me about {CANARY}", rest=False).session
         gateway.pass_time()
@@ -385,7 +427,9 @@ class TestInTheMiddle:
         assert [entry.body for entry in gateway.read_log(session) if entry.kind in ("heard", "said")] == [None]
         gateway.assert_sound()
 
-    def test_a_batch_on_its_way_is_settled_before_the_provider_is_asked(self, gateway: InProcessGateway) -> None:
+    def test_an_in_flight_batch_is_settled_before_the_provider_is_asked_to_forget(
+        self, gateway: InProcessGateway
+    ) -> None:
         provider = ForgettingProvider()
         gateway.runtimes.memories = {"a": provider}
         add_memory_tools(gateway)
@@ -397,7 +441,7 @@ class TestInTheMiddle:
         gateway.run_until_idle(120)
         assert CANARY not in provider.words
 
-    def test_a_write_that_lands_late_is_deleted_all_the_same(self, gateway: InProcessGateway) -> None:
+    def test_a_write_that_arrives_late_is_deleted_too(self, gateway: InProcessGateway) -> None:
         provider = TardyProvider()
         gateway.runtimes.memories = {"a": provider}
         add_memory_tools(gateway)
@@ -409,10 +453,10 @@ class TestInTheMiddle:
         assert provider.writes
         assert CANARY not in provider.words
 
-    def test_what_a_dead_process_sent_is_waited_for_before_the_provider_is_asked(
+    def test_a_dead_process_s_request_is_waited_for_before_the_provider_is_asked(
         self, gateway: InProcessGateway
     ) -> None:
-        """Its request can be carried out until its deadline, at a far side that knows keys, too (rule 15)."""
+        """Its request can be carried out until its deadline, also by a keyed destination (rule 15)."""
         provider = TardyProvider()
         provider.seconds = provider.deadline - 1
         gateway.runtimes.memories = {"a": provider}
@@ -428,7 +472,7 @@ class TestInTheMiddle:
         assert provider.writes
         assert CANARY not in provider.words
 
-    def test_what_a_provider_still_told_meanwhile_is_not_on_record_afterwards(self, gateway: InProcessGateway) -> None:
+    def test_a_recall_during_the_erasure_leaves_no_record(self, gateway: InProcessGateway) -> None:
         provider = ReluctantProvider()
         gateway.runtimes.memories = {"a": provider}
         gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
@@ -438,7 +482,7 @@ class TestInTheMiddle:
         gateway.pass_time(1)
         session = gateway.send_message("what is new?", who="bob", chat="bobs", rest=False).session
         gateway.pass_time(2)
-        assert everywhere(gateway.path, CANARY)  # it was shown once more, to somebody else
+        assert everywhere(gateway.path, CANARY)  # it was recalled once more, for another person
         gateway.pass_time(10)
         assert forgetting.result().done
         assert everywhere(gateway.path, CANARY) == []
@@ -447,7 +491,7 @@ class TestInTheMiddle:
 
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("number", [1, 2, 3])
-    def test_whoever_falls_in_the_middle_is_finished_by_the_next(
+    def test_an_erasure_interrupted_by_a_crash_is_finished_by_the_next_process(
         self, gateway: InProcessGateway, number: int, after: bool
     ) -> None:
         provider = ForgettingProvider()
@@ -475,7 +519,7 @@ class TestInTheMiddle:
         gateway.assert_sound()
         gateway.run(index.close())
 
-    def test_a_provider_that_is_away_is_asked_again(self, gateway: InProcessGateway) -> None:
+    def test_an_unavailable_provider_is_asked_again(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         gateway.runtimes.memories = {"a": provider}
         add_memory_tools(gateway)
@@ -490,7 +534,7 @@ class TestInTheMiddle:
         assert CANARY not in provider.words
         assert gateway.run(memory(gateway).collect_status())["forgetting"] == []
 
-    def test_it_is_tried_again_by_itself_until_everybody_has_confirmed(self, gateway: InProcessGateway) -> None:
+    def test_the_erasure_is_retried_until_every_provider_has_confirmed(self, gateway: InProcessGateway) -> None:
         provider = ForgettingProvider()
         gateway.runtimes.memories = {"a": provider}
         add_memory_tools(gateway)
@@ -510,7 +554,7 @@ class TestInTheMiddle:
         gateway.pass_time(60)
         assert OTHER not in provider.words
 
-    def test_a_backup_put_back_forgets_again(self, gateway: InProcessGateway) -> None:
+    def test_a_restored_backup_is_erased_again(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
         tell_everything(gateway)
         copy = {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
@@ -544,7 +588,7 @@ def die_at_nth(gateway: InProcessGateway, step: Step, number: int, *, after: boo
 
 
 class TestExport:
-    def test_it_tells_all_that_is_theirs_and_nothing_else(self, gateway: InProcessGateway) -> None:
+    def test_an_export_contains_exactly_the_person_s_data(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.memories = {"a": ForgettingProvider(), "b": IncapableProvider()}
         index = builtin(gateway)
         add_memory_tools(gateway)
@@ -554,7 +598,7 @@ class TestExport:
             return [record async for record in memory(gateway).export_person("ada")]
 
         records = gateway.run(collect())
-        # what the built-in memory has stands in the log
+        # the built-in memory has only entries of the log
         assert {record["from"] for record in records} == {"log", "a", "b"}
         assert CANARY in str(records)
         assert OTHER not in str(records)

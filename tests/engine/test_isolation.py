@@ -1,4 +1,4 @@
-"""P5: what one person, conversation or agent said is not shown to another, however it is asked for."""
+"""P5: words of one person, conversation or agent are not shown to another, however they are requested."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from everhold.ports.platform import IncomingMessage
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel
 from everhold.testing.gateway import InProcessGateway
 from everhold.tools.search import SessionSearchTool
+from tests.engine.group_scenario import bind_address
 
 from .memory_tools import FindingProvider, add_memory_tools
 
@@ -64,7 +65,7 @@ class LeakScenario:
         gateway.runtimes.settings.update(recall_memories=("builtin", "blab"), recall_seconds=1.0)
         self.linked: dict[str, str] = {}
         gateway.admit = lambda incoming: AdmissionDecision(
-            agent=incoming.agent or "main", person=self.person(incoming), group=group
+            agent=incoming.agent or "main", identity=self.person(incoming), group=group
         )
         real = gateway.runtimes.find_memory
         attached = {
@@ -135,8 +136,8 @@ def plant(scenario: LeakScenario, **where: Any) -> None:
     scenario.gateway.send_message(f"/memory note zanzibar {WORD} noted", **where)
 
 
-def test_the_word_is_there_for_whom_it_was_said(gateway: InProcessGateway) -> None:
-    """Otherwise the others would prove nothing."""
+def test_the_secret_word_is_found_by_its_own_audience(gateway: InProcessGateway) -> None:
+    """Otherwise the other tests would prove nothing."""
     scenario = LeakScenario(gateway)
     plant(scenario)
     there = scenario.told(chat="elsewhere")
@@ -145,7 +146,7 @@ def test_the_word_is_there_for_whom_it_was_said(gateway: InProcessGateway) -> No
     assert WORD in scenario.exported("ada")
 
 
-def test_two_people_do_not_meet(gateway: InProcessGateway) -> None:
+def test_two_people_do_not_see_each_others_words(gateway: InProcessGateway) -> None:
     scenario = LeakScenario(gateway)
     plant(scenario)
     assert WORD not in scenario.told(who="bob", chat="bobs")
@@ -154,20 +155,20 @@ def test_two_people_do_not_meet(gateway: InProcessGateway) -> None:
 
 
 @pytest.mark.parametrize("group", ["per-person", "shared"])
-def test_what_was_said_in_private_does_not_come_up_in_a_group(gateway: InProcessGateway, group: str) -> None:
+def test_private_words_are_not_recalled_in_a_group(gateway: InProcessGateway, group: str) -> None:
     scenario = LeakScenario(gateway, group=group)
     plant(scenario)
     assert WORD not in scenario.told(**GROUP)
 
 
-def test_in_a_group_where_everybody_has_their_own_session_nobody_hears_the_others(gateway: InProcessGateway) -> None:
+def test_personal_sessions_in_a_group_do_not_share_words(gateway: InProcessGateway) -> None:
     scenario = LeakScenario(gateway)
     plant(scenario, **GROUP)
     assert WORD not in scenario.told(who="bob", **GROUP)
     assert WORD in scenario.told(who="ada", **GROUP)
 
 
-def test_what_a_group_shares_stays_in_the_group(gateway: InProcessGateway) -> None:
+def test_words_of_a_shared_group_stay_in_the_group(gateway: InProcessGateway) -> None:
     scenario = LeakScenario(gateway, group="shared")
     plant(scenario, **GROUP)
     assert WORD in scenario.told(who="bob", **GROUP)
@@ -175,7 +176,7 @@ def test_what_a_group_shares_stays_in_the_group(gateway: InProcessGateway) -> No
     assert WORD not in scenario.told(who="bob", chat="another room", kind="group")
 
 
-def test_one_person_on_two_platforms_is_one_only_if_somebody_says_so(gateway: InProcessGateway) -> None:
+def test_two_identities_are_one_person_only_if_they_are_linked(gateway: InProcessGateway) -> None:
     scenario = LeakScenario(gateway)
     plant(scenario, who="telegram:1", chat="t")
     assert WORD not in scenario.told(who="discord:1", chat="d")
@@ -191,7 +192,21 @@ def test_two_agents_share_nothing(gateway: InProcessGateway) -> None:
     assert WORD not in scenario.searched("ada", agent="other")
 
 
-# -- each rule, broken ---------------------------------------------------------------------------------------------
+def test_the_index_finds_only_what_its_audience_and_agent_may_see(gateway: InProcessGateway) -> None:
+    """The log judges every hit again, so a search that ignores the audience is seen only here."""
+    scenario = LeakScenario(gateway)
+    plant(scenario)
+
+    def find(agent: str, person: str) -> str:
+        found = scenario.index.search(gateway.store, "zanzibar", agent=agent, audience=(f"person:{person}",))
+        return str(gateway.run(found))
+
+    assert WORD in find("main", "ada")
+    assert WORD not in find("main", "bob")
+    assert WORD not in find("other", "ada")
+
+
+# -- each rule, broken -------------------------------------------------------------------------------------------------
 
 
 def everybody(*_: Any, **__: Any) -> bool:
@@ -208,12 +223,12 @@ def swapped(thing: Any, name: str, new: Any) -> Iterator[None]:
         setattr(thing, name, old)
 
 
-def all_scopes(db: Any, *, agent: str | None, audience: Any) -> Any:
-    return SCOPES(db, agent=agent, audience=None)
+def all_scopes(db: Any, *, agent: str | None, present: Any) -> Any:
+    return SCOPES(db, agent=agent, present=None)
 
 
-def any_agent(db: Any, *, agent: str | None, audience: Any) -> Any:
-    return SCOPES(db, agent=None, audience=audience)
+def any_agent(db: Any, *, agent: str | None, present: Any) -> Any:
+    return SCOPES(db, agent=None, present=present)
 
 
 async def whichever_view(
@@ -226,45 +241,54 @@ async def whichever_view(
 SCOPES = candidates.find_scopes
 REASON = commands_memory.find_recall_record
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[InProcessGateway], None]]] = {
-    "facts for everybody": (facts, "is_visible_to", everybody, test_two_people_do_not_meet),
-    "an index that knows no audience": (candidates, "find_scopes", all_scopes, test_two_people_do_not_meet),
-    "an index that knows no agents": (candidates, "find_scopes", any_agent, test_two_agents_share_nothing),
+    "facts for everybody": (facts, "is_visible_to", everybody, test_two_people_do_not_see_each_others_words),
+    "an index that knows no audience": (
+        candidates,
+        "find_scopes",
+        all_scopes,
+        lambda gateway: test_the_index_finds_only_what_its_audience_and_agent_may_see(gateway),
+    ),
+    "an index that knows no agents": (
+        candidates,
+        "find_scopes",
+        any_agent,
+        lambda gateway: test_the_index_finds_only_what_its_audience_and_agent_may_see(gateway),
+    ),
     "a provider that is believed": (
         recalling,
         "find_objection",
         lambda *_, **__: "",
-        test_two_people_do_not_meet,
+        test_two_people_do_not_see_each_others_words,
     ),
     "a group is a private chat": (
         access,
         "compute_audience",
         lambda _address, person: (f"person:{person}",),
-        lambda gateway: test_what_was_said_in_private_does_not_come_up_in_a_group(gateway, "per-person"),
+        lambda gateway: test_private_words_are_not_recalled_in_a_group(gateway, "per-person"),
     ),
     "an answer for a view that is gone": (
         recalling,
         "_ask_until_stable",
         whichever_view,
-        lambda gateway: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway),
+        lambda gateway: test_a_recall_for_an_outdated_context_is_dropped_and_repeated(gateway),
     ),
     "reasons for everybody": (
         commands_memory,
         "find_recall_record",
         lambda store, session, **_: REASON(store, session),
-        lambda gateway: test_reasons_are_for_those_they_were_given_to(gateway),
+        lambda gateway: test_recall_records_are_shown_only_to_their_audience(gateway),
     ),
 }
 
 
-def test_reasons_are_for_those_they_were_given_to(gateway: InProcessGateway) -> None:
-    """A session of Ada's that a group was led to tells the group nothing of what was recalled for her."""
+def test_recall_records_are_shown_only_to_their_audience(gateway: InProcessGateway) -> None:
+    """A group is bound to Ada's session. It cannot see what was recalled for her."""
     LeakScenario(gateway, group="shared")
     finding = FindingProvider()
     finding.answers = [MemoryHit(text=f"zanzibar {WORD}", person="ada")]
     gateway.runtimes.memories = {"blab": finding}
     mine = gateway.send_message("what about the zanzibar thing", chat="second").session
-    gateway.send_message("hello", **GROUP)
-    gateway.send_message(f"/resume {mine}", **GROUP)
+    bind_address(gateway, mine, led=gateway.send_message("hello", **GROUP).session)
     before = len(gateway.list_shown_texts())
     gateway.send_message("/memory why", **GROUP)
     (said,) = gateway.list_shown_texts()[before:]
@@ -289,7 +313,7 @@ def imported(name: str, new: Any, thing: Any) -> Iterator[None]:
         yield
 
 
-# -- late answers --------------------------------------------------------------------------------------------------
+# -- late answers ------------------------------------------------------------------------------------------------------
 
 
 class LateProvider(FakeMemoryProvider):
@@ -311,7 +335,7 @@ MOVES = ("/new", "/branch", "/resume", "/undo", "/compress here 0", "erase")
 
 @pytest.mark.parametrize("moves", list(itertools.permutations(MOVES, 2)), ids=" then ".join)
 @pytest.mark.parametrize("seconds", [0.3, 5.0])
-def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
+def test_a_late_recall_is_shown_in_its_own_context_or_not_at_all(
     gateway: InProcessGateway, moves: tuple[str, str], seconds: float
 ) -> None:
     gateway.runtimes.memories = {"late": LateProvider(seconds)}
@@ -347,7 +371,7 @@ def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
     gateway.assert_sound()
 
 
-def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(gateway: InProcessGateway) -> None:
+def test_a_recall_for_an_outdated_context_is_dropped_and_repeated(gateway: InProcessGateway) -> None:
     gateway.runtimes.memories = {"late": LateProvider(0.5)}
     gateway.runtimes.settings.update(recall_memories=("late",), recall_seconds=1.0)
     gateway.send_message("first", rest=False)

@@ -15,6 +15,7 @@ from everhold.ports.store import Step
 from everhold.ports.tool import ToolEffect
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakeTool, echo_last_message
 from everhold.testing.gateway import InProcessGateway
+from tests.engine.group_scenario import bind_address
 
 from .test_accept import texts
 from .test_context import LONG, make_compressing
@@ -37,7 +38,7 @@ def reviewing(gateway: InProcessGateway, *notes: dict[str, object], every: int =
 
 
 class TestBackground:
-    def test_a_task_reports_back_into_its_session_and_the_next_turn_sees_it(self, gateway: InProcessGateway) -> None:
+    def test_the_result_of_a_task_is_in_the_next_turn_of_its_session(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("hello").session
         gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
         gateway.send_message("/background what is the answer?")
@@ -48,7 +49,7 @@ class TestBackground:
         assert len(gateway.run(gateway.store.list_sessions())) == 1
         gateway.assert_sound()
 
-    def test_it_uses_only_tools_that_change_nothing(self, gateway: InProcessGateway) -> None:
+    def test_a_task_uses_only_tools_without_side_effects(self, gateway: InProcessGateway) -> None:
         pure, once = FakeTool("look", ToolEffect.PURE), FakeTool("deploy", ToolEffect.ONCE)
         gateway.runtimes.tools = {"look": pure, "deploy": once}
 
@@ -65,7 +66,7 @@ class TestBackground:
         assert "There is no tool 'deploy'" in gateway.list_shown_texts()[-1]
 
     @pytest.mark.parametrize("after", [False, True])
-    def test_a_crash_around_its_end_reports_once(self, gateway: InProcessGateway, after: bool) -> None:
+    def test_a_crash_at_the_end_of_a_task_reports_once(self, gateway: InProcessGateway, after: bool) -> None:
         gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
         crash_at_step(gateway, Step.JOB, after=after)
         session = gateway.send_message("/background what is the answer?", rest=False).session
@@ -77,7 +78,7 @@ class TestBackground:
         assert len(told) == len(heard) == 1
         gateway.assert_sound()
 
-    def test_it_waits_for_a_model_that_is_down(self, gateway: InProcessGateway) -> None:
+    def test_a_task_waits_for_a_model_that_is_down(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = FakeModel(lambda request: ModelResponse(text="forty-two"))
         gateway.runtimes.model.faults.fail_next(Overloaded("down"), times=5)
         gateway.send_message("/background what is the answer?", rest=False)
@@ -86,7 +87,7 @@ class TestBackground:
 
 
 class TestReview:
-    def test_what_it_learns_is_noted_in_its_session_citing_what_it_rests_on(self, gateway: InProcessGateway) -> None:
+    def test_a_review_notes_facts_in_its_session_with_citations(self, gateway: InProcessGateway) -> None:
         provider = FakeMemoryProvider()
         gateway.runtimes.memories = {"a": provider}
         reviewing(gateway, {"note": "Ada's cat is called Tom", "cites": [1]})
@@ -100,7 +101,7 @@ class TestReview:
         assert list(provider.kept) == [session], "no session appears anywhere for the job"
         gateway.assert_sound()
 
-    def test_each_part_is_reviewed_once(self, gateway: InProcessGateway) -> None:
+    def test_each_portion_is_reviewed_once(self, gateway: InProcessGateway) -> None:
         asked = reviewing(gateway, every=2)
         for n in range(6):
             gateway.send_message(f"message {n}")
@@ -108,7 +109,7 @@ class TestReview:
         heard = [line for line in seen if "You said" not in line]
         assert len(heard) == len(set(heard)) == 6
 
-    def test_what_cites_nothing_it_was_shown_is_not_noted(self, gateway: InProcessGateway) -> None:
+    def test_a_note_without_a_valid_citation_is_dropped(self, gateway: InProcessGateway) -> None:
         reviewing(
             gateway,
             {"note": "made up", "cites": [999]},
@@ -120,7 +121,7 @@ class TestReview:
         session = gateway.send_message("hello").session
         assert gateway.read_bodies(session, Noted) == []
 
-    def test_a_false_claim_of_absence_is_refused(self, gateway: InProcessGateway) -> None:
+    def test_a_false_claim_of_absence_is_dropped(self, gateway: InProcessGateway) -> None:
         reviewing(
             gateway,
             {"note": "There is no record of the deployment to Frankfurt", "cites": [1]},
@@ -135,7 +136,7 @@ class TestReview:
         assert len(refused) == 2
         assert "Frankfurt" not in str(refused), "words belong into the log of the session, where they can be erased"
 
-    def test_what_another_machine_said_stays_marked_as_its_own(self, gateway: InProcessGateway) -> None:
+    def test_a_note_from_another_bots_words_stays_marked(self, gateway: InProcessGateway) -> None:
         reviewing(
             gateway, {"note": "Everybody owes the bot", "cites": [1]}, {"note": "Ada agreed", "cites": [2]}, every=1
         )
@@ -144,21 +145,16 @@ class TestReview:
         noted = {note.text: note.origin for note in gateway.read_bodies(session, Noted)}
         assert noted == {"Everybody owes the bot": "bot:spam", "Ada agreed": ""}
 
-    def test_what_rests_on_private_and_public_words_is_for_those_who_heard_both(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_note_from_private_and_group_words_is_for_people_who_heard_both(self, gateway: InProcessGateway) -> None:
         private = gateway.send_message("my secret").session
-        gateway.send_message("hello", chat="room", kind="group")
-        gateway.send_message(f"/resume {private}", chat="room", kind="group")
+        bind_address(gateway, private, led=gateway.send_message("hello", chat="room", kind="group").session)
         gateway.send_message("in public", chat="room", kind="group")
         heard = [entry.seq for entry in gateway.read_log(private) if entry.kind == "heard"]
         reviewing(gateway, {"note": "Ada has a secret", "cites": [heard[0], heard[-1]]}, every=1)
         gateway.send_message("again", chat="room", kind="group")
         assert [note.stamp.audience for note in gateway.read_bodies(private, Noted)][-1] == ()
 
-    def test_what_a_review_said_goes_with_what_it_may_repeat_though_it_cites_nothing(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_review_notes_without_citations_are_erased_with_the_reviewed_text(self, gateway: InProcessGateway) -> None:
         reviewing(gateway, {"note": "her secret is quokka", "cites": []}, every=1)
         session = gateway.send_message("my secret is quokka").session
         assert "quokka" in gateway.read_bodies(session, Thought)[-1].text
@@ -166,7 +162,7 @@ class TestReview:
         assert "quokka" not in " ".join(body.text for body in gateway.read_bodies(session, Thought)[1:])
         gateway.assert_sound()
 
-    def test_before_a_compression_its_part_is_reviewed_and_noted(self, gateway: InProcessGateway) -> None:
+    def test_the_compressed_portion_is_reviewed_before_a_compression(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=1)
         note: dict[str, object] = {"note": "Ada lives in Berlin", "cites": [1]}
         summariser = gateway.runtimes.summariser
@@ -182,7 +178,7 @@ class TestReview:
         assert next(b.trigger for b in gateway.read_bodies(session, Began) if b.type == "job") == "flush"
         gateway.assert_sound()
 
-    def test_a_review_that_fails_never_holds_a_compression_up(self, gateway: InProcessGateway) -> None:
+    def test_a_failed_review_never_delays_a_compression(self, gateway: InProcessGateway) -> None:
         make_compressing(gateway, keep=1)
         gateway.runtimes.settings["review_every_turns"] = 1_000
 

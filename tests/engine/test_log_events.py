@@ -1,4 +1,4 @@
-"""The log lines that users grep for are written when what they tell of has happened, and say where."""
+"""The documented log events are written after their cause, with session and operation."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home").create()
 
 
-def test_every_event_that_users_grep_for_is_told_with_its_session_and_operation(
-    gateway: InProcessGateway, home: Home
-) -> None:
+def test_every_documented_event_is_logged_with_session_and_operation(gateway: InProcessGateway, home: Home) -> None:
     use(gateway, DeliveryGuarantee.KEYED)
     session = drive(gateway, home)
     told = {event: gateway.logger.find_events(event) for event in EVENTS}
@@ -83,7 +81,7 @@ def test_every_event_that_users_grep_for_is_told_with_its_session_and_operation(
     gateway.assert_sound()
 
 
-def test_what_binds_an_address_is_told_every_time(gateway: InProcessGateway, home: Home) -> None:
+def test_every_binding_of_an_address_is_logged(gateway: InProcessGateway, home: Home) -> None:
     session = drive(gateway, home)
     (branched,) = gateway.logger.find_events("session.branched")
     assert (branched["session"], branched["parent"]) == (session, session)
@@ -91,7 +89,7 @@ def test_what_binds_an_address_is_told_every_time(gateway: InProcessGateway, hom
     assert bound == [(session, None), (branched["branch"], session), (session, branched["branch"])]
 
 
-def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(gateway: InProcessGateway) -> None:
+def test_dead_letters_of_memories_and_of_replies_have_different_events(gateway: InProcessGateway) -> None:
     gateway.runtimes.memories = {"a": (provider := FakeMemoryProvider())}
     provider.faults.fail_next(Refused("too strange"))
     platform = use(gateway, DeliveryGuarantee.KEYED)
@@ -107,7 +105,7 @@ def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(gateway: InProces
     assert not gateway.logger.find_events("memory.stored")
 
 
-def test_what_is_found_to_have_arrived_is_told_like_what_was_answered(gateway: InProcessGateway) -> None:
+def test_a_delivery_found_by_a_probe_is_logged_like_an_acknowledged_one(gateway: InProcessGateway) -> None:
     platform = use(gateway, DeliveryGuarantee.PROBE)
     platform.faults.lose_next_answer()
     gateway.send_message("hello", rest=False)
@@ -117,7 +115,7 @@ def test_what_is_found_to_have_arrived_is_told_like_what_was_answered(gateway: I
     assert done["found"] is True
 
 
-def test_what_is_held_because_nobody_can_tell_is_told_as_given_up(gateway: InProcessGateway) -> None:
+def test_a_held_in_doubt_item_is_logged_as_dead_lettered(gateway: InProcessGateway) -> None:
     platform = use(gateway, DeliveryGuarantee.BLIND)
     gateway.runtimes.in_doubt_policy = "hold"
     platform.faults.lose_next_answer()

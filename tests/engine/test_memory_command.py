@@ -1,4 +1,4 @@
-"""`/memory`: the facts, what was recalled for an answer, and what is taken back."""
+"""`/memory`: facts, the recalled items of an answer, and removal of notes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(gateway: InProcessGateway, text: str = "/memory why", **more: object) ->
 
 
 class TestWhy:
-    def test_it_tells_what_was_recalled_from_where_and_what_was_left_out(self, gateway: InProcessGateway) -> None:
+    def test_why_lists_recalled_items_their_sources_and_omissions(self, gateway: InProcessGateway) -> None:
         finding = recalling(gateway, tokens=40)
         add_memory_tools(gateway)
         first = gateway.send_message("the boiler was repaired in May", rest=False)
@@ -64,7 +64,7 @@ class TestWhy:
         assert "No answer within 0.5 s: late" in said
         assert " tokens." in said
 
-    def test_it_is_recorded_with_the_turn_and_outlives_the_process(self, gateway: InProcessGateway) -> None:
+    def test_recall_is_recorded_with_the_turn_and_survives_a_restart(self, gateway: InProcessGateway) -> None:
         recalling(gateway).answers = [MemoryHit(text="known from afar", person="ada")]
         add_memory_tools(gateway)
         session = gateway.send_message("hello", rest=False).session
@@ -75,17 +75,17 @@ class TestWhy:
         add_memory_tools(gateway)
         assert "“known from afar”" in ask(gateway)
 
-    def test_it_tells_those_who_were_not_there_nothing(self, gateway: InProcessGateway) -> None:
+    def test_why_shows_nothing_to_people_outside_the_audience(self, gateway: InProcessGateway) -> None:
         recalling(gateway).answers = [MemoryHit(text="known from afar", person="ada")]
         add_memory_tools(gateway)
         session = gateway.send_message("hello", rest=False).session
         gateway.pass_time(2)
         stored = gateway.run(gateway.store.get_session(session))
-        assert gateway.run(find_recall_record(gateway.store, stored, present=("person:ada",))) is not None
-        assert gateway.run(find_recall_record(gateway.store, stored, present=("person:ada", "person:bob"))) is None
-        assert gateway.run(find_recall_record(gateway.store, stored, present=())) is None
+        assert gateway.run(find_recall_record(gateway.store, stored, audience=("person:ada",))) is not None
+        assert gateway.run(find_recall_record(gateway.store, stored, audience=("person:ada", "person:bob"))) is None
+        assert gateway.run(find_recall_record(gateway.store, stored, audience=())) is None
 
-    def test_what_was_erased_since_is_not_told_again(self, gateway: InProcessGateway) -> None:
+    def test_why_does_not_show_erased_entries(self, gateway: InProcessGateway) -> None:
         finding = recalling(gateway)
         add_memory_tools(gateway)
         first = gateway.send_message("the key is under the mat", chat="one", rest=False)
@@ -99,7 +99,7 @@ class TestWhy:
         gateway.run(gateway.control.erase_entries(first.session, [first.seq]))
         assert "mat" not in ask(gateway, chat="two")
 
-    def test_an_erasure_takes_the_records_made_since_with_it(self, gateway: InProcessGateway) -> None:
+    def test_an_erasure_removes_later_recall_records(self, gateway: InProcessGateway) -> None:
         recalling(gateway).answers = [MemoryHit(text="known from afar", person="ada")]
         add_memory_tools(gateway)
         first = gateway.send_message("hello", rest=False)
@@ -112,12 +112,12 @@ class TestWhy:
             None,
         ]
 
-    def test_without_any_recall_it_says_so(self, gateway: InProcessGateway) -> None:
+    def test_why_without_a_recall_is_answered(self, gateway: InProcessGateway) -> None:
         assert "Nothing was recalled" in ask(gateway)
 
 
 class TestNoting:
-    def test_a_note_is_the_persons_and_reaches_the_provider(self, gateway: InProcessGateway) -> None:
+    def test_a_note_belongs_to_its_person_and_reaches_the_provider(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.memories = {"a": FakeMemoryProvider()}
         add_memory_tools(gateway)
         session = gateway.send_message("/memory note the key is under the mat").session
@@ -131,13 +131,13 @@ class TestNoting:
         ]
         gateway.assert_sound()
 
-    def test_nothing_is_not_noted(self, gateway: InProcessGateway) -> None:
+    def test_an_empty_note_is_refused(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
         session = gateway.send_message("/memory note   ").session
         assert gateway.read_bodies(session, Noted) == []
         assert gateway.list_shown_texts()[-1].startswith("Add a text of at most")
 
-    def test_it_lists_the_facts_and_how_to_use_it(self, gateway: InProcessGateway) -> None:
+    def test_the_command_lists_facts_and_its_usage(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
         gateway.send_message(asked_for(add("likes tea")))
         gateway.send_message("/memory")
@@ -149,7 +149,7 @@ class TestNoting:
 
 
 class TestForgetting:
-    def test_a_fact_and_a_note_are_taken_back_and_providers_hear_of_it(self, gateway: InProcessGateway) -> None:
+    def test_a_fact_and_a_note_are_removed_and_retracted_from_providers(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.memories = {"a": FakeMemoryProvider()}
         facts = add_memory_tools(gateway)
         session = gateway.send_message(asked_for(add("likes tea"))).session
@@ -167,14 +167,14 @@ class TestForgetting:
         gateway.send_message("/memory forget tea")
         assert "No fact or note contains that" in gateway.list_shown_texts()[-1]
 
-    def test_somebody_elses_are_not_even_found(self, gateway: InProcessGateway) -> None:
+    def test_items_of_other_people_are_not_found(self, gateway: InProcessGateway) -> None:
         facts = add_memory_tools(gateway)
         gateway.send_message(asked_for(add("likes tea")))
         gateway.send_message("/memory forget tea", who="bob", chat="bobs")
         assert "No fact or note contains that" in gateway.list_shown_texts()[-1]
         assert len(gateway.run(facts.list_valid("main", ("person:ada",)))) == 1
 
-    def test_what_was_noted_lately_is_listed_until_it_is_taken_back(self, gateway: InProcessGateway) -> None:
+    def test_recent_notes_are_listed_until_they_are_removed(self, gateway: InProcessGateway) -> None:
         for number in range(7):
             gateway.send_message(f"/memory note note number {number}")
         listed = ask(gateway, "/memory")
@@ -185,7 +185,7 @@ class TestForgetting:
 
 
 class TestSearch:
-    def test_it_finds_what_a_turn_would_be_shown_and_writes_nothing(self, gateway: InProcessGateway) -> None:
+    def test_search_shows_what_a_turn_would_recall_and_writes_nothing(self, gateway: InProcessGateway) -> None:
         finding = recalling(gateway)
         said = gateway.send_message("the boiler was repaired in May", rest=False)
         gateway.pass_time(1)
@@ -204,10 +204,10 @@ class TestSearch:
         assert len(gateway.runtimes.model.requests) == before
         assert not [entry for entry in gateway.read_log(said.session) if entry.kind == "noted"]
 
-    def test_nothing_is_said_when_there_is_nothing(self, gateway: InProcessGateway) -> None:
+    def test_an_empty_result_is_answered_with_a_notice(self, gateway: InProcessGateway) -> None:
         recalling(gateway).answers = []
         assert ask(gateway, "/memory search boiler").startswith("Nothing was found.")
         assert "Add words to search for" in ask(gateway, "/memory search")
 
-    def test_without_recall_it_says_so(self, gateway: InProcessGateway) -> None:
+    def test_search_without_recall_is_answered_with_a_notice(self, gateway: InProcessGateway) -> None:
         assert "recall is off" in ask(gateway, "/memory search boiler")

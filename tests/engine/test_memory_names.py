@@ -1,4 +1,4 @@
-"""The name a memory files a session under: resolved with its first memory, recorded once, and then kept."""
+"""The session name in a memory: resolved with the first item, recorded once, and then kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def named(gateway: InProcessGateway, session: str) -> list[MemoryNameSet]:
     return [body.change for body in gateway.read_bodies(session, Changed) if isinstance(body.change, MemoryNameSet)]
 
 
-def test_all_turns_of_a_chat_go_on_in_one_memory_session(gateway: InProcessGateway) -> None:
+def test_all_turns_of_a_chat_use_one_memory_session(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     session = gateway.send_message("one", chat="77").session
     gateway.send_message("/new", chat="77")
@@ -40,7 +40,7 @@ def test_all_turns_of_a_chat_go_on_in_one_memory_session(gateway: InProcessGatew
     gateway.assert_sound()
 
 
-def test_the_name_stays_although_the_rule_was_changed(gateway: InProcessGateway) -> None:
+def test_the_name_stays_after_the_naming_rule_changes(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.send_message("one", chat="77")
     gateway.runtimes.settings["choose_memory_name"] = lambda memory, origin: "something-else"
@@ -48,7 +48,7 @@ def test_the_name_stays_although_the_rule_was_changed(gateway: InProcessGateway)
     assert list(provider.kept) == ["a-agent-main-fake-dm-77"]
 
 
-def test_a_title_with_memory_moves_the_name_from_there_on(gateway: InProcessGateway) -> None:
+def test_a_title_that_names_the_memory_applies_from_then_on(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     session = gateway.send_message("before", chat="77").session
     gateway.send_message("/title The Garden --memory", chat="77")
@@ -60,7 +60,7 @@ def test_a_title_with_memory_moves_the_name_from_there_on(gateway: InProcessGate
     assert len(named(gateway, session)) == 2
 
 
-def test_what_was_pending_goes_under_the_name_of_its_time(gateway: InProcessGateway) -> None:
+def test_pending_items_keep_the_name_of_their_time(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.send_message("first", chat="77")
     provider.faults.fail_next(Transient("down"), times=3)
@@ -74,7 +74,7 @@ def test_what_was_pending_goes_under_the_name_of_its_time(gateway: InProcessGate
     assert list(kept.values()) == [["first", "pending"], ["later"]]
 
 
-def test_each_instance_has_a_name_of_its_own(gateway: InProcessGateway) -> None:
+def test_each_memory_has_its_own_name_for_a_session(gateway: InProcessGateway) -> None:
     providers = remembering(gateway, "a", "b")
     gateway.send_message("one", chat="77")
     assert [next(iter(provider.kept)) for provider in providers.values()] == [
@@ -83,7 +83,7 @@ def test_each_instance_has_a_name_of_its_own(gateway: InProcessGateway) -> None:
     ]
 
 
-def test_an_agent_nobody_spoke_to_appears_in_no_memory(gateway: InProcessGateway) -> None:
+def test_an_unused_agent_appears_in_no_memory(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.send_message("chatter", addressed=False, kind="group")
     gateway.send_message("/status", chat="other")
@@ -93,7 +93,7 @@ def test_an_agent_nobody_spoke_to_appears_in_no_memory(gateway: InProcessGateway
     assert provider.kept == {}
 
 
-def test_a_terminal_is_named_by_the_strategy(gateway: InProcessGateway) -> None:
+def test_a_terminal_session_is_named_by_the_strategy(gateway: InProcessGateway) -> None:
     origins: list[SessionOrigin] = []
     provider = remembering(gateway, "a")["a"]
 
@@ -107,7 +107,7 @@ def test_a_terminal_is_named_by_the_strategy(gateway: InProcessGateway) -> None:
     assert next(iter(provider.kept)).startswith("garden-")
 
 
-def test_a_note_that_replaces_another_brings_what_that_said(gateway: InProcessGateway) -> None:
+def test_a_replacing_note_contains_the_replaced_text(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.runtimes.tools["memory"] = FakeTool(
         "memory", ToolEffect.PURE, act=lambda arguments, _: ToolResult(text="noted", notes=(Noted(**arguments),))
@@ -129,7 +129,7 @@ def test_a_note_that_replaces_another_brings_what_that_said(gateway: InProcessGa
     assert provider.heard_by == {f"{session}:{first.seq}:note": ("person:ada",)}
 
 
-def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(gateway: InProcessGateway) -> None:
+def test_a_fact_from_another_session_is_replaced_by_its_id(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.runtimes.tools["memory"] = FakeTool(
         "memory", ToolEffect.PURE, act=lambda arguments, _: ToolResult(text="noted", notes=(Noted(**arguments),))
@@ -145,7 +145,7 @@ def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(gateway: InProcessGa
     assert provider.heard_by == {"f1": ("person:ada",)}
 
 
-def test_what_is_undone_says_who_heard_it(gateway: InProcessGateway) -> None:
+def test_a_retraction_contains_its_audience(gateway: InProcessGateway) -> None:
     provider = remembering(gateway, "a")["a"]
     gateway.send_message("a slip of the tongue", chat="77")
     gateway.send_message("/undo", chat="77")

@@ -11,7 +11,7 @@ import pytest
 
 from everhold.admin.memory import MemoryAdmin
 from everhold.core.entries import Notified
-from everhold.engine.memory_liveness import MAX_FAILURES_IN_A_ROW, MAX_REST_SECONDS
+from everhold.engine.memory_client import MAX_FAILURES_IN_A_ROW, MAX_REST_SECONDS
 from everhold.errors import InDoubt, Refused, Transient
 from everhold.ports.memory import MemoryBatch, MemoryHit, MemoryQuery
 from everhold.ports.platform import DeliveryGuarantee
@@ -61,14 +61,12 @@ def notices(gateway: InProcessGateway, session: str) -> list[str]:
     return [told.text for told in gateway.read_bodies(session, Notified) if told.about == "memory"]
 
 
-def test_the_status_says_how_far_behind_a_memory_is_since_when_and_why(
-    gateway: InProcessGateway, provider: CountingProvider
-) -> None:
+def test_status_shows_the_backlog_its_age_and_the_error(gateway: InProcessGateway, provider: CountingProvider) -> None:
     gateway.send_message("one")
     well = memory(gateway)
-    assert (well["state"], well["lag"], well["oldest"], well["error"]) == ("well", 0, None, "")
-    assert well["stored"] is not None
-    assert well["found"] is not None
+    assert (well["state"], well["backlog"], well["backlog_since"], well["error"]) == ("healthy", 0, None, "")
+    assert well["stored_at"] is not None
+    assert well["found_at"] is not None
     down(provider)
     said = gateway.clock.now()
     gateway.send_message("two", rest=False)
@@ -76,31 +74,34 @@ def test_the_status_says_how_far_behind_a_memory_is_since_when_and_why(
     gateway.send_message("three", rest=False)
     gateway.pass_time(1)
     ill = memory(gateway)
-    assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 2, "no route")
-    assert said <= ill["oldest"] < said + 1
-    assert said <= ill["since"] < said + 1
-    assert ill["stored"] == well["stored"]
+    assert (ill["state"], ill["backlog"], ill["error"]) == ("failing", 2, "no route")
+    assert said <= ill["backlog_since"] < said + 1
+    assert said <= ill["failing_since"] < said + 1
+    assert ill["stored_at"] == well["stored_at"]
     assert ill["attempts"] >= 3
-    assert ill["again"] > gateway.clock.now()
+    assert ill["next_attempt_at"] > gateway.clock.now()
+    (row,) = gateway.run(MemoryAdmin(gateway.control, agents=lambda: ["main"]).collect_status())["memories"]
+    same = ("agent", "memory", "backlog", "backlog_since", "delivery", "sent", "report", "error")
+    assert {key: row[key] for key in same} == {key: ill[key] for key in same}, "both states use one word per value"
     back(provider)
     gateway.run_until_idle(300)
-    assert (memory(gateway)["state"], memory(gateway)["lag"]) == ("well", 0)
-    assert memory(gateway)["stored"] > well["stored"]
+    assert (memory(gateway)["state"], memory(gateway)["backlog"]) == ("healthy", 0)
+    assert memory(gateway)["stored_at"] > well["stored_at"]
 
 
-def test_what_is_known_of_an_outage_survives_a_restart(gateway: InProcessGateway, provider: CountingProvider) -> None:
+def test_an_outage_is_still_known_after_a_restart(gateway: InProcessGateway, provider: CountingProvider) -> None:
     down(provider)
     gateway.send_message("one", rest=False)
     gateway.pass_time(30)
     gateway.crash()
-    gateway.runtimes._liveness.clear()  # the next process knows nothing
+    gateway.runtimes._liveness.clear()  # the next process has no state in memory
     gateway.runtimes._memory_clients.clear()
     gateway.start()
     ill = memory(gateway)
-    assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 1, "no route")
+    assert (ill["state"], ill["backlog"], ill["error"]) == ("failing", 1, "no route")
 
 
-def test_the_chat_hears_once_in_every_outage_that_lasts(gateway: InProcessGateway, provider: CountingProvider) -> None:
+def test_a_long_outage_is_announced_once_in_the_chat(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.faults.fail_next(Transient("a hiccup"), times=2)
     session = gateway.send_message("one").session
     gateway.run_until_idle(30)
@@ -120,7 +121,7 @@ def test_the_chat_hears_once_in_every_outage_that_lasts(gateway: InProcessGatewa
 
 
 class UnwellProvider(FakeMemoryProvider):
-    """Takes every write, says that something went wrong, and has kept nothing."""
+    """Accepts every write, reports an error, and stores nothing."""
 
     def __init__(self, delivery: DeliveryGuarantee) -> None:
         super().__init__(delivery, deadline=10.0)
@@ -135,7 +136,7 @@ class UnwellProvider(FakeMemoryProvider):
 
 
 @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
-def test_one_that_never_says_whether_it_kept_something_is_asked_less_and_less_and_is_loud(
+def test_a_memory_that_never_confirms_is_probed_less_often_and_reported(
     gateway: InProcessGateway, delivery: DeliveryGuarantee
 ) -> None:
     provider = UnwellProvider(delivery)
@@ -149,16 +150,16 @@ def test_one_that_never_says_whether_it_kept_something_is_asked_less_and_less_an
     assert len(provider.sends) < 40
     assert len(notices(gateway, session)) == 1
     ill = memory(gateway)
-    assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 1, "503")
+    assert (ill["state"], ill["backlog"], ill["error"]) == ("failing", 1, "503")
     (row,) = gateway.run(MemoryAdmin(gateway.control, agents=lambda: ["main"]).collect_status())["memories"]
-    assert said <= row["since"] < said + 1
+    assert said <= row["backlog_since"] < said + 1
     provider.well = True
     gateway.run_until_idle(400)
     assert [get_memory_text(item).partition(" ")[0] for item in provider.kept[session]] == ["one"]
     gateway.assert_sound()
 
 
-def test_a_chat_that_wants_no_notices_gets_none(gateway: InProcessGateway, provider: CountingProvider) -> None:
+def test_a_chat_without_notices_gets_none(gateway: InProcessGateway, provider: CountingProvider) -> None:
     gateway.runtimes.settings["memory_notices"] = False
     down(provider)
     session = gateway.send_message("one", rest=False).session
@@ -166,7 +167,9 @@ def test_a_chat_that_wants_no_notices_gets_none(gateway: InProcessGateway, provi
     assert not notices(gateway, session)
 
 
-def test_the_outage_is_in_the_log_once_and_its_end_too(gateway: InProcessGateway, provider: CountingProvider) -> None:
+def test_an_outage_is_logged_once_at_its_start_and_its_end(
+    gateway: InProcessGateway, provider: CountingProvider
+) -> None:
     down(provider)
     gateway.send_message("one", rest=False)
     gateway.pass_time(600)
@@ -177,7 +180,7 @@ def test_the_outage_is_in_the_log_once_and_its_end_too(gateway: InProcessGateway
     assert int(str(well["failures"])) > 3
 
 
-def test_the_model_is_told_that_memory_is_incomplete(gateway: InProcessGateway, provider: CountingProvider) -> None:
+def test_the_model_is_told_that_recall_is_incomplete(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.down = True
     gateway.send_message("one", rest=False)
     gateway.pass_time(5)
@@ -190,7 +193,7 @@ def test_the_model_is_told_that_memory_is_incomplete(gateway: InProcessGateway, 
     assert "incomplete" not in gateway.runtimes.model.requests[-1].messages[-1].text
 
 
-def test_the_model_is_told_that_what_is_said_does_not_arrive(
+def test_the_model_is_told_that_messages_do_not_reach_the_memory(
     gateway: InProcessGateway, provider: CountingProvider
 ) -> None:
     down(provider)
@@ -206,28 +209,24 @@ def test_the_model_is_told_that_what_is_said_does_not_arrive(
     assert "behind" not in gateway.runtimes.model.requests[-1].messages[-1].text
 
 
-def test_one_that_fails_to_find_again_and_again_is_left_alone_for_a_while(
-    gateway: InProcessGateway, provider: CountingProvider
-) -> None:
+def test_a_memory_with_repeated_find_failures_is_paused(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.down = True
     for _ in range(MAX_FAILURES_IN_A_ROW):
         gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW
     gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW
-    assert 0 < memory(gateway)["rests"] <= MAX_REST_SECONDS
+    assert 0 < memory(gateway)["recall_pause_seconds"] <= MAX_REST_SECONDS
     provider.down = False
     gateway.run_until_idle(MAX_REST_SECONDS)
     gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW + 1
-    assert memory(gateway)["rests"] == 0
+    assert memory(gateway)["recall_pause_seconds"] == 0
     gateway.send_message("hello")
     assert provider.asked == MAX_FAILURES_IN_A_ROW + 2
 
 
-def test_a_memory_that_is_left_alone_is_tried_now_and_then(
-    gateway: InProcessGateway, provider: CountingProvider
-) -> None:
+def test_a_paused_memory_is_probed_occasionally(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.down = True
     for _ in range(600):
         gateway.send_message("hello")
@@ -235,18 +234,18 @@ def test_a_memory_that_is_left_alone_is_tried_now_and_then(
     assert 10 < provider.asked < 30  # ten minutes, at most a minute between two tries
 
 
-def test_what_a_provider_refuses_is_dead_lettered_and_no_outage(
+def test_a_refused_item_is_dead_lettered_and_is_not_an_outage(
     gateway: InProcessGateway, provider: CountingProvider
 ) -> None:
     provider.faults.fail_next(Refused("too long"))
     gateway.send_message("one")
     gateway.send_message("two")
-    assert memory(gateway)["state"] == "well"
+    assert memory(gateway)["state"] == "healthy"
     (dead_letter,) = gateway.run(gateway.store.list_dead_letters())
     assert dead_letter.reason == "too long"
 
 
-def test_status_in_the_chat_names_what_is_not_well(gateway: InProcessGateway, provider: CountingProvider) -> None:
+def test_the_status_command_names_failing_memories(gateway: InProcessGateway, provider: CountingProvider) -> None:
     gateway.send_message("/status")
     assert "memory" not in gateway.list_shown_texts()[-1]
     down(provider)

@@ -1,4 +1,4 @@
-"""`write: N` and its like decide when a memory is called, and nothing else: no word is lost, doubled or misfiled."""
+"""The `write` setting decides only when a memory is called. No item is lost, doubled or misfiled."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def writing(gateway: InProcessGateway, write: str | int) -> BatchRecordingProvid
     provider = BatchRecordingProvider()
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
-    gateway.pass_time(1)  # what was said up to the start is not held back
+    gateway.pass_time(1)  # items from before the start are not held back
     return provider
 
 
-def test_every_n_turns_are_one_batch(gateway: InProcessGateway) -> None:
+def test_every_n_turns_form_one_batch(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 3)
     for word in "one two three four five six seven".split():
         gateway.send_message(word)
@@ -47,7 +47,7 @@ def test_every_n_turns_are_one_batch(gateway: InProcessGateway) -> None:
     gateway.assert_sound()
 
 
-def test_more_turns_than_usually_go_together_are_one_batch_all_the_same(gateway: InProcessGateway) -> None:
+def test_an_interval_larger_than_the_usual_batch_still_gives_one_batch(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 25)
     for number in range(25):
         assert not provider.batches
@@ -55,7 +55,7 @@ def test_more_turns_than_usually_go_together_are_one_batch_all_the_same(gateway:
     assert provider.batches == [[str(number) for number in range(25)]]
 
 
-def test_what_is_no_turn_does_not_count(gateway: InProcessGateway) -> None:
+def test_entries_that_are_no_turns_do_not_count(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 2)
     gateway.send_message("one")
     for command in ("/status", "/title X", "/whoami"):
@@ -65,7 +65,7 @@ def test_what_is_no_turn_does_not_count(gateway: InProcessGateway) -> None:
     assert provider.batches == [["one", "two"]]
 
 
-def test_a_batch_that_does_not_fill_goes_when_nobody_speaks_any_more(gateway: InProcessGateway) -> None:
+def test_an_incomplete_batch_is_sent_when_the_session_is_idle(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 5)
     gateway.send_message("one")
     gateway.run_until_idle(SILENCE_SECONDS / 2)
@@ -78,7 +78,7 @@ def test_a_batch_that_does_not_fill_goes_when_nobody_speaks_any_more(gateway: In
     assert len(provider.batches) == 1
 
 
-def test_async_gathers_what_comes_in_quick_succession(gateway: InProcessGateway) -> None:
+def test_async_collects_turns_in_quick_succession(gateway: InProcessGateway) -> None:
     provider = writing(gateway, "async")
     gateway.send_message("one")
     gateway.send_message("two")
@@ -91,9 +91,7 @@ def test_async_gathers_what_comes_in_quick_succession(gateway: InProcessGateway)
 
 @pytest.mark.parametrize("turn", ["/new", "/branch", "/resume", "/compress here 0"])
 @pytest.mark.parametrize("write", [10, "session"])
-def test_where_the_talk_takes_a_turn_nothing_is_held_back(
-    gateway: InProcessGateway, write: str | int, turn: str
-) -> None:
+def test_a_context_change_sends_the_held_batch(gateway: InProcessGateway, write: str | int, turn: str) -> None:
     provider = writing(gateway, write)
     gateway.runtimes.summariser = FakeModel(lambda _: ModelResponse(text="They talked."))
     other = gateway.send_message("elsewhere", chat="other").session
@@ -107,7 +105,7 @@ def test_where_the_talk_takes_a_turn_nothing_is_held_back(
     gateway.assert_sound()
 
 
-def test_a_note_does_not_wait_and_overtakes_nothing(gateway: InProcessGateway) -> None:
+def test_a_note_is_sent_at_once_and_in_order(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 10)
     noting = FakeTool(
         "note", ToolEffect.KEYED, act=lambda *_: ToolResult(text="", notes=(Noted(text="noted", stamp=Stamp()),))
@@ -123,7 +121,7 @@ def test_a_note_does_not_wait_and_overtakes_nothing(gateway: InProcessGateway) -
     assert provider.batches == [["one", "noted"], ["two"]]
 
 
-def test_after_a_kill_what_was_held_back_goes_at_once(gateway: InProcessGateway) -> None:
+def test_a_held_batch_is_sent_after_a_kill(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 10)
     gateway.send_message("one")
     gateway.send_message("two")
@@ -134,11 +132,11 @@ def test_after_a_kill_what_was_held_back_goes_at_once(gateway: InProcessGateway)
     gateway.run_until_idle()
     assert provider.batches == [["one", "two"]]
     gateway.send_message("three")
-    assert len(provider.batches) == 1  # what comes after is held back again
+    assert len(provider.batches) == 1  # later items are held back again
     gateway.assert_sound()
 
 
-def test_a_clean_stop_hands_over_first_and_begins_nothing_new(gateway: InProcessGateway) -> None:
+def test_a_clean_stop_sends_held_batches_and_starts_nothing_new(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 10)
     gateway.send_message("one")
     assert gateway.process is not None
@@ -155,7 +153,7 @@ def test_a_clean_stop_hands_over_first_and_begins_nothing_new(gateway: InProcess
     assert provider.batches == [["one"], ["two"]]
 
 
-def test_a_stop_does_not_wait_for_a_memory_that_fails(gateway: InProcessGateway) -> None:
+def test_a_stop_does_not_wait_for_a_failing_memory(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 10)
     gateway.send_message("one")
     provider.faults.fail_next(Transient("down"), times=100)
@@ -170,7 +168,7 @@ def test_a_stop_does_not_wait_for_a_memory_that_fails(gateway: InProcessGateway)
     assert provider.batches == [["one"]]
 
 
-def test_after_a_change_of_configuration_nothing_of_before_is_held_back(gateway: InProcessGateway) -> None:
+def test_a_changed_configuration_sends_held_batches(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 10)
     gateway.send_message("one")
     replaced = BatchRecordingProvider()
@@ -182,7 +180,7 @@ def test_after_a_change_of_configuration_nothing_of_before_is_held_back(gateway:
     assert replaced.batches == [["one"]]
 
 
-def test_sessions_fill_their_own_batches_under_their_own_names(gateway: InProcessGateway) -> None:
+def test_each_session_fills_its_own_batch_under_its_own_name(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 2)
     here = gateway.send_message("here1", chat="x").session
     there = gateway.send_message("there1", chat="y").session
@@ -193,7 +191,7 @@ def test_sessions_fill_their_own_batches_under_their_own_names(gateway: InProces
     assert provider.names == [here, there]
 
 
-def test_a_batch_that_failed_is_repeated_as_it_was_however_much_is_said_meanwhile(gateway: InProcessGateway) -> None:
+def test_a_failed_batch_is_repeated_unchanged_despite_new_messages(gateway: InProcessGateway) -> None:
     provider = writing(gateway, 2)
     provider.faults.fail_next(Transient("down"), times=3)
     for word in ("one", "two", "three"):
@@ -204,7 +202,7 @@ def test_a_batch_that_failed_is_repeated_as_it_was_however_much_is_said_meanwhil
     assert provider.batches == [["one", "two"], ["three", "four"]]
 
 
-def test_nothing_said_is_nothing_sent(gateway: InProcessGateway) -> None:
+def test_a_silent_session_sends_nothing(gateway: InProcessGateway) -> None:
     provider = writing(gateway, "session")
     for command in ("/new", "/status", "/new", "/branch"):
         gateway.send_message(command)
@@ -213,7 +211,7 @@ def test_nothing_said_is_nothing_sent(gateway: InProcessGateway) -> None:
     assert not provider.kept
 
 
-def test_a_clock_that_goes_back_holds_nothing_back_for_ever(gateway: InProcessGateway) -> None:
+def test_a_clock_that_goes_back_does_not_hold_a_batch_for_ever(gateway: InProcessGateway) -> None:
     provider = writing(gateway, "session")
     gateway.clock.skew += 315_360_000.0
     gateway.send_message("one")

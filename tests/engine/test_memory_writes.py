@@ -1,4 +1,4 @@
-"""Whenever a memory is written, an outage, a crash or a lie costs nothing: every `write`, every way to stay safe."""
+"""Outages, crashes and wrong responses lose nothing, with every `write` setting and every delivery guarantee."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sure = pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGua
 
 
 class UnreliableProvider(FakeMemoryProvider):
-    """A service that can be away, and whose next writes go wrong in a way of its choosing."""
+    """A service that can be down, and whose next writes fail in a chosen way."""
 
     def __init__(self, delivery: DeliveryGuarantee) -> None:
         super().__init__(delivery, deadline=DEADLINE, visible_after=1.0)
@@ -35,9 +35,9 @@ class UnreliableProvider(FakeMemoryProvider):
             raise Transient("no route")
         trouble = self.troubles.pop(0) if self.troubles else ""
         match trouble:
-            case "lie" | "reset":  # what it said it kept was looked for, or the request never arrived
+            case "lie" | "reset":  # the service only claimed success, or the request never arrived
                 raise InDoubt(trouble)
-            case "late":  # the connection broke; it is carried out all the same, just before it may not be any more
+            case "late":  # the connection broke, but the request is carried out just before its deadline
                 asyncio.get_running_loop().call_later(DEADLINE - 0.1, self._keep, batch)
                 raise InDoubt(trouble)
         self._keep(batch)
@@ -60,18 +60,18 @@ def attached(gateway: InProcessGateway, delivery: DeliveryGuarantee, write: str 
     provider = UnreliableProvider(delivery)
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
-    gateway.pass_time(1)  # what was said up to the start is not held back
+    gateway.pass_time(1)  # items from before the start are not held back
     return provider
 
 
 def wait_until_settled(gateway: InProcessGateway) -> None:
-    """Nothing is held back any more, and whatever was waited for has come."""
+    """Wait until nothing is held back and all items have arrived."""
     gateway.run_until_idle(SILENCE_SECONDS + 60)
 
 
 @sure
 @writes
-def test_an_hour_s_outage_loses_doubles_and_disorders_nothing(
+def test_an_outage_of_an_hour_loses_doubles_and_reorders_nothing(
     gateway: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
 ) -> None:
     provider = attached(gateway, delivery, write)
@@ -93,7 +93,7 @@ def test_an_hour_s_outage_loses_doubles_and_disorders_nothing(
 @sure
 @writes
 @pytest.mark.parametrize("trouble", ["503", "late", "lie", "reset"])
-def test_whatever_became_of_an_answer_it_is_there_once(
+def test_an_item_is_stored_once_whatever_happened_to_the_response(
     gateway: InProcessGateway, write: str | int, delivery: DeliveryGuarantee, trouble: str
 ) -> None:
     provider = attached(gateway, delivery, write)
@@ -110,7 +110,7 @@ def test_whatever_became_of_an_answer_it_is_there_once(
 
 @sure
 @writes
-def test_a_crash_between_sending_and_hearing_back(
+def test_a_crash_between_send_and_response_stores_the_item_once(
     gateway: InProcessGateway, write: str | int, delivery: DeliveryGuarantee
 ) -> None:
     provider = attached(gateway, delivery, write)
@@ -119,7 +119,7 @@ def test_a_crash_between_sending_and_hearing_back(
         gateway.send_message(word)
     gateway.send_message(
         "/new", rest=False
-    )  # nothing is held back: it leaves, and nobody is there to hear what became of it
+    )  # nothing is held back: the batch is sent, and the process is gone before the response
     gateway.pass_time(0.5)
     assert provider.words() == ["one", "two"][: len(provider.words())] != []
     gateway.crash()
@@ -131,7 +131,7 @@ def test_a_crash_between_sending_and_hearing_back(
 
 
 @writes
-def test_nothing_but_talk_is_filed_and_all_of_it_under_one_name(gateway: InProcessGateway, write: str | int) -> None:
+def test_only_conversation_is_stored_and_all_of_it_under_one_name(gateway: InProcessGateway, write: str | int) -> None:
     provider = attached(gateway, DeliveryGuarantee.KEYED, write)
     gateway.send_message("/status")
     wait_until_settled(gateway)
@@ -151,7 +151,7 @@ def test_nothing_but_talk_is_filed_and_all_of_it_under_one_name(gateway: InProce
 
 
 @writes
-def test_two_people_in_one_thread_keep_their_own_words(gateway: InProcessGateway, write: str | int) -> None:
+def test_two_people_in_one_thread_keep_separate_memories(gateway: InProcessGateway, write: str | int) -> None:
     provider = attached(gateway, DeliveryGuarantee.PROBE, write)
     said = [(who, f"w{number}") for number, who in enumerate(["ada", "bob"] * 4)]
     for number, (who, word) in enumerate(said):

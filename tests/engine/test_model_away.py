@@ -1,4 +1,4 @@
-"""While no model can be asked, the chat shows when the next try is, and what can be done until then."""
+"""During a model outage, the chat shows the time of the next attempt and the available commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def lose_model(gateway: InProcessGateway, *, seconds: float = 600.0) -> None:
     gateway.pass_time(1.0)
 
 
-def test_the_notice_says_when_it_is_tried_again_and_how_to_stop(gateway: InProcessGateway) -> None:
+def test_the_notice_names_the_next_attempt_and_the_stop_command(gateway: InProcessGateway) -> None:
     lose_model(gateway)
     (notice,) = gateway.list_shown_texts()
     assert "I retry in about 10 minutes; /stop puts the message aside." in notice
 
 
-def test_stop_puts_the_waiting_message_aside_and_counts_it_well(gateway: InProcessGateway) -> None:
+def test_stop_drops_the_waiting_messages_and_counts_them(gateway: InProcessGateway) -> None:
     lose_model(gateway)
     gateway.send_message("/stop", rest=False)
     gateway.pass_time(1.0)
@@ -35,7 +35,7 @@ def test_stop_puts_the_waiting_message_aside_and_counts_it_well(gateway: InProce
         ("/retry", "Your message is kept, and I retry it automatically."),
     ],
 )
-def test_undo_and_retry_know_of_the_message_that_waits(gateway: InProcessGateway, command: str, said: str) -> None:
+def test_undo_and_retry_apply_to_the_waiting_message(gateway: InProcessGateway, command: str, said: str) -> None:
     lose_model(gateway)
     gateway.send_message(command, rest=False)
     gateway.pass_time(1.0)

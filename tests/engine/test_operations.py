@@ -1,4 +1,4 @@
-"""Rules 6 to 8: operations under their fence, tools and their effects, the one commit that ends a turn."""
+"""Rules 6 to 8: operations and fences, tools and their effects, and the single commit that ends a turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .conftest import FailingStore, HeldModel
 
 
 def calling(tool: str) -> Callable[[ModelRequest], ModelResponse]:
-    """A model that calls `tool` once and then says what came back."""
+    """A model that calls `tool` once and then answers with the result."""
 
     def answer(request: ModelRequest) -> ModelResponse:
         last = request.messages[-1]
@@ -107,7 +107,7 @@ def crash_at_step(gateway: InProcessGateway, step: Step, *, after: bool) -> None
 
 
 class TestRule6Fences:
-    def test_a_replaced_owner_can_write_nothing(self, gateway: InProcessGateway) -> None:
+    def test_a_worker_that_lost_its_lease_cannot_write(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = held = HeldModel()
         session = gateway.send_message("hello", rest=False).session
         gateway.pass_time()
@@ -132,7 +132,7 @@ class TestRule6Fences:
         assert len(gateway.list_shown_texts()) == 1
         gateway.assert_sound()
 
-    def test_an_operation_that_keeps_falling_ends_failed_and_says_so(self, gateway: InProcessGateway) -> None:
+    def test_an_operation_that_crashes_repeatedly_fails_with_a_notice(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = FakeModel(calling("pure"))
         gateway.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
         session = gateway.send_message("this kills you", rest=False).session
@@ -149,7 +149,7 @@ class TestRule6Fences:
         assert gateway.list_shown_texts()[-1] == "You said: this kills you"
         gateway.assert_sound()
 
-    def test_an_agent_that_is_away_for_long_goes_on_with_its_turn(self, gateway: InProcessGateway) -> None:
+    def test_a_turn_continues_after_a_long_absence_of_its_agent(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = FakeModel(calling("pure"))
         gateway.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
         session = gateway.send_message("wait for me", rest=False).session
@@ -165,7 +165,7 @@ class TestRule6Fences:
         assert len(gateway.list_shown_texts()) == 1
         gateway.assert_sound()
 
-    def test_waiting_for_a_model_is_no_attempt_and_is_said_once(self, gateway: InProcessGateway) -> None:
+    def test_waiting_for_a_model_is_not_an_attempt_and_is_announced_once(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model.faults.fail_next(Overloaded("down"), times=40)
         session = gateway.send_message("are you there?", rest=False).session
         gateway.pass_time(3_600)
@@ -177,7 +177,7 @@ class TestRule6Fences:
         assert [body.outcome for body in gateway.read_bodies(session, Ended)].count("done") == 1
         gateway.assert_sound()
 
-    def test_what_a_model_asks_for_is_kept_though_somebody_else_ended_the_turn(self, gateway: InProcessGateway) -> None:
+    def test_a_retry_delay_is_kept_although_the_turn_was_ended(self, gateway: InProcessGateway) -> None:
         session = gateway.send_message("a secret").session
         assert gateway.process is not None
         disk, control, model = gateway.process.disk, gateway.control, gateway.runtimes.model
@@ -187,7 +187,7 @@ class TestRule6Fences:
             if change.step is Step.END and secret:
                 await control.erase_entries(
                     session, [secret.pop()]
-                )  # what this turn has read goes, and the turn with it
+                )  # an entry that this turn has read is erased, which ends the turn
             return await real(change)
 
         disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
@@ -199,7 +199,7 @@ class TestRule6Fences:
         assert gateway.list_shown_texts()[-1] == "You said: are you there?"
         gateway.assert_sound()
 
-    def test_a_fallback_answers_when_the_first_model_cannot(self, gateway: InProcessGateway) -> None:
+    def test_a_fallback_answers_when_the_first_model_fails(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model.faults.fail_next(Overloaded("down"))
         gateway.runtimes.fallbacks = (FakeModel([ModelResponse(text="I can", model="second")]),)
         session = gateway.send_message("anybody?").session
@@ -208,7 +208,7 @@ class TestRule6Fences:
 
     @pytest.mark.parametrize("retry_after", [None, 60.0])
     @pytest.mark.parametrize("first", ["the model", "the fallback"])
-    def test_while_one_model_is_only_away_what_another_refuses_is_kept(
+    def test_a_refused_message_is_kept_while_another_model_is_only_unavailable(
         self, gateway: InProcessGateway, first: str, retry_after: float | None
     ) -> None:
         away, refuses = gateway.runtimes.model, FakeModel(name="second")
@@ -223,7 +223,7 @@ class TestRule6Fences:
         assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["released", "released", "done"]
         gateway.assert_sound()
 
-    def test_what_every_model_refuses_is_said_at_once(self, gateway: InProcessGateway) -> None:
+    def test_a_message_that_every_model_refuses_fails_at_once(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.fallbacks = (FakeModel(name="second"),)
         for model in (gateway.runtimes.model, *gateway.runtimes.fallbacks):
             model.faults.fail_next(Refused("no credit"))
@@ -243,7 +243,7 @@ class TestRule6Fences:
         assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done", "done"]
         gateway.assert_sound()
 
-    def test_a_model_lost_in_the_middle_of_a_turn_keeps_what_was_done(self, gateway: InProcessGateway) -> None:
+    def test_a_model_outage_during_a_turn_keeps_finished_tool_calls(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("once", ToolEffect.ONCE)
         gateway.runtimes.model = FakeModel(calling("once"))
         gateway.runtimes.model.faults.succeed_next()
@@ -257,7 +257,7 @@ class TestRule6Fences:
 
 
 class TestRule7Tools:
-    def test_the_thought_and_the_start_are_recorded_before_a_tool_runs(self, gateway: InProcessGateway) -> None:
+    def test_the_thought_and_the_call_are_recorded_before_a_tool_runs(self, gateway: InProcessGateway) -> None:
         seen: list[list[str]] = []
 
         def act(arguments: dict[str, Any], context: Any) -> ToolResult:
@@ -275,7 +275,7 @@ class TestRule7Tools:
         "effect, runs, changes",
         [(ToolEffect.PURE, 2, 2), (ToolEffect.KEYED, 2, 1), (ToolEffect.PROBE, 1, 1), (ToolEffect.ONCE, 1, 1)],
     )
-    def test_after_a_crash_each_effect_is_resumed_as_it_can_be(
+    def test_after_a_crash_each_call_is_resumed_by_its_effect(
         self, gateway: InProcessGateway, effect: ToolEffect, runs: int, changes: int
     ) -> None:
         tool = FakeTool("tool", effect)
@@ -295,14 +295,14 @@ class TestRule7Tools:
         gateway.assert_sound()
 
     @pytest.mark.parametrize("jump", [3_600.0, -10.0, -0.5, 315_360_000.0, -315_360_000.0])
-    def test_a_clock_that_is_set_leaves_a_tool_that_runs_alone(self, gateway: InProcessGateway, jump: float) -> None:
+    def test_a_clock_change_does_not_affect_a_running_tool(self, gateway: InProcessGateway, jump: float) -> None:
         tool = SlowTool("pay", ToolEffect.ONCE)
         gateway.runtimes.tools = {"pay": tool}
         gateway.runtimes.model = FakeModel(calling("pay"))
         session = gateway.send_message("go", rest=False).session
         gateway.pass_time(0.2)
         gateway.clock.skew += jump
-        gateway.send_message("and I?", chat="another", rest=False)  # there is a reason to look for work
+        gateway.send_message("and I?", chat="another", rest=False)  # a wakeup makes the dispatcher search
         gateway.pass_time(0.2)
         wake_dispatcher(gateway)
         gateway.run_until_idle(60)
@@ -311,9 +311,7 @@ class TestRule7Tools:
         assert gateway.logger.find_events("lease.lost") == []
         gateway.assert_sound()
 
-    def test_a_clock_that_is_set_while_somebody_claims_leaves_a_tool_that_runs_alone(
-        self, gateway: InProcessGateway
-    ) -> None:
+    def test_a_clock_change_during_a_claim_does_not_affect_a_running_tool(self, gateway: InProcessGateway) -> None:
         assert gateway.process is not None
         tool, disk = SlowTool("pay", ToolEffect.ONCE), gateway.process.disk
         gateway.runtimes.tools = {"pay": tool}
@@ -343,7 +341,7 @@ class TestRule7Tools:
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END])
-    def test_what_was_done_is_written_down_as_soon_as_there_is_room(
+    def test_a_tool_result_is_recorded_once_the_disk_has_space(
         self, gateway: InProcessGateway, step: Step, error: StoreError
     ) -> None:
         tool = FakeTool("once", ToolEffect.ONCE)
@@ -360,10 +358,10 @@ class TestRule7Tools:
         assert sum(tool.started.values()) == 1
         assert [body.unknown for body in gateway.read_bodies(session, Returned)] == [False, False]
         assert len(model.requests) == 3, "nothing that was answered is asked again"
-        assert len(gateway.logger.find_events("store.retrying")) == 1, "said once, not with every try"
+        assert len(gateway.logger.find_events("store.retrying")) == 1, "announced once, not at every attempt"
         gateway.assert_sound()
 
-    def test_a_cursor_that_could_not_be_read_is_soon_taken_up_again(self, gateway: InProcessGateway) -> None:
+    def test_an_unreadable_cursor_is_claimed_again_soon(self, gateway: InProcessGateway) -> None:
         trouble = FailingStore(gateway, StoreError("the disk hiccups")).with_all("get_session_snapshot")
         gateway.send_message("hello", rest=False)
         gateway.pass_time()
@@ -371,13 +369,13 @@ class TestRule7Tools:
         gateway.pass_time(5)
         assert gateway.list_shown_texts() == ["You said: hello"]
 
-    def test_a_tool_nobody_knows_is_treated_as_once(self, gateway: InProcessGateway) -> None:
+    def test_an_unknown_tool_has_the_effect_once(self, gateway: InProcessGateway) -> None:
         gateway.runtimes.model = FakeModel(calling("mystery"))
         session = gateway.send_message("go").session
         assert gateway.read_bodies(session, Called)[0].effect == ToolEffect.ONCE
         assert gateway.read_bodies(session, Returned)[0].error
 
-    def test_what_a_tool_raises_reaches_the_model(self, gateway: InProcessGateway) -> None:
+    def test_the_error_of_a_tool_reaches_the_model(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("tool", ToolEffect.PURE)
         tool.faults.fail_next(RuntimeError("broken pipe"))
         gateway.runtimes.tools = {"tool": tool}
@@ -385,7 +383,7 @@ class TestRule7Tools:
         gateway.send_message("go")
         assert "broken pipe" in gateway.list_shown_texts()[0]
 
-    def test_whoever_takes_over_asks_what_a_tool_did_only_after_its_deadline(self, gateway: InProcessGateway) -> None:
+    def test_after_a_takeover_a_tool_is_probed_only_after_its_deadline(self, gateway: InProcessGateway) -> None:
         """Until then a stalled worker may still complete it."""
 
         class Late(FakeTool):
@@ -407,7 +405,7 @@ class TestRule7Tools:
         assert gateway.list_shown_texts()[0].startswith("it says: tool did ")
         gateway.assert_sound()
 
-    def test_whoever_stood_still_does_not_run_what_a_successor_has_run(self, gateway: InProcessGateway) -> None:
+    def test_a_stalled_worker_does_not_repeat_a_call_of_its_successor(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("tool", ToolEffect.PROBE)
         gateway.runtimes.tools = {"tool": tool}
         gateway.runtimes.model = FakeModel(calling("tool"))
@@ -420,7 +418,7 @@ class TestRule7Tools:
         assert len(gateway.list_shown_texts()) == 1
         gateway.assert_sound()
 
-    def test_what_a_tool_or_a_model_says_is_kept_though_it_is_no_text(self, gateway: InProcessGateway) -> None:
+    def test_invalid_text_from_a_tool_or_a_model_is_kept(self, gateway: InProcessGateway) -> None:
         tool = FakeTool("tool", ToolEffect.PURE, act=lambda _arguments, _context: ToolResult(text="half \ud83d"))
         gateway.runtimes.tools = {"tool": tool}
         gateway.runtimes.model = FakeModel(
@@ -434,7 +432,7 @@ class TestRule7Tools:
 
 class TestRule8OneEnd:
     @pytest.mark.parametrize("after", [False, True])
-    def test_a_turn_ends_wholly_or_not_at_all(self, gateway: InProcessGateway, after: bool) -> None:
+    def test_a_turn_ends_completely_or_not_at_all(self, gateway: InProcessGateway, after: bool) -> None:
         crash_at_step(gateway, Step.END, after=after)
         session = gateway.send_message("hello", rest=False).session
         gateway.pass_time(5)

@@ -4,16 +4,16 @@ letters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from everhold.core.entries import Heard, Said, Thought
 from everhold.core.memory_pacing import SILENCE_SECONDS, parse_write_setting
 from everhold.errors import InDoubt, PartiallyDone, Refused, Transient
-from everhold.ports.memory import MemoryBatch
+from everhold.ports.memory import SEEN_REMOTE_ID, MemoryBatch
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.store import DeadLetter
+from everhold.ports.store import DeadLetter, Receipt
 from everhold.testing.fakes import FakeMemoryProvider, get_memory_text
 from everhold.testing.gateway import InProcessGateway
 
@@ -22,12 +22,13 @@ WORDS = "one two bad four five".split()
 
 
 class PickyProvider(FakeMemoryProvider):
-    """Never takes what begins with `bad`. Turns the whole batch away for it, or keeps what stands before it."""
+    """Refuses items that begin with `bad`: the whole batch, or all items from there on."""
 
     def __init__(self, delivery: DeliveryGuarantee = DeliveryGuarantee.KEYED, *, keeps_before: bool = False) -> None:
         super().__init__(delivery, deadline=5.0)
         self.keeps_before = keeps_before
         self.batches: list[list[str]] = []
+        self.on_stored: Callable[[list[str]], None] = lambda _: None
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         lost = self.faults.begin_call()
@@ -42,6 +43,7 @@ class PickyProvider(FakeMemoryProvider):
             raise PartiallyDone(f"no {words[bad]}")
         if lost:
             raise lost
+        self.on_stored(words)
         return {item.key: f"doc-{item.key}" for item in batch.items}
 
     def words(self) -> list[str]:
@@ -54,8 +56,12 @@ def picky(
     provider = PickyProvider(delivery, keeps_before=keeps_before)
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings["pacing"] = {"a": parse_write_setting(write)}
-    gateway.pass_time(1)  # what was said up to the start is not held back
+    gateway.pass_time(1)  # items from before the start are not held back
     return provider
+
+
+def read_receipts(gateway: InProcessGateway, session: str) -> list[Receipt]:
+    return gateway.run(gateway.store.list_receipts(session, consumer="memory:a"))
 
 
 def read_dead_letters(gateway: InProcessGateway) -> list[DeadLetter]:
@@ -67,9 +73,9 @@ def say_all(gateway: InProcessGateway, words: list[str] = WORDS) -> None:
         gateway.send_message(word)
 
 
-@pytest.mark.parametrize("keeps_before", [False, True], ids=["at the door", "in part"])
+@pytest.mark.parametrize("keeps_before", [False, True], ids=["whole batch refused", "stored up to the bad item"])
 @pytest.mark.parametrize("delivery", SURE)
-def test_only_what_is_to_blame_is_dead_lettered(
+def test_only_the_refused_item_is_dead_lettered(
     gateway: InProcessGateway, delivery: DeliveryGuarantee, keeps_before: bool
 ) -> None:
     provider = picky(gateway, delivery, keeps_before=keeps_before)
@@ -85,8 +91,10 @@ def test_only_what_is_to_blame_is_dead_lettered(
 
 @pytest.mark.parametrize("write", ["turn", "async", "session", 3])
 @pytest.mark.parametrize("delivery", SURE)
-def test_whenever_a_memory_is_written(gateway: InProcessGateway, delivery: DeliveryGuarantee, write: str | int) -> None:
-    """A batch fills in every mode: while a memory is away, what is said gathers."""
+def test_only_the_refused_item_is_dead_lettered_in_every_write_mode(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee, write: str | int
+) -> None:
+    """Batches have several items in every mode, because items collect while a memory is down."""
     provider = picky(gateway, delivery, write=write)
     provider.faults.fail_next(Transient("down"), times=3)
     for word in WORDS:
@@ -100,7 +108,7 @@ def test_whenever_a_memory_is_written(gateway: InProcessGateway, delivery: Deliv
     gateway.assert_sound()
 
 
-def test_several_bad_ones_are_dead_lettered_each_with_its_own_reason(gateway: InProcessGateway) -> None:
+def test_several_refused_items_are_dead_lettered_with_their_reasons(gateway: InProcessGateway) -> None:
     provider = picky(gateway, DeliveryGuarantee.KEYED)
     say_all(gateway, "bad1 two bad3 four bad5".split())
     assert provider.words() == ["two", "four"]
@@ -108,7 +116,9 @@ def test_several_bad_ones_are_dead_lettered_each_with_its_own_reason(gateway: In
 
 
 @pytest.mark.parametrize("delivery", SURE)
-def test_a_crash_in_the_middle_goes_on_there(gateway: InProcessGateway, delivery: DeliveryGuarantee) -> None:
+def test_a_crash_during_item_by_item_sending_continues_at_that_item(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
+) -> None:
     provider = picky(gateway, delivery)
     provider.faults.succeed_next(times=3)  # the batch, then `one` and `two`
     provider.faults.fail_next(Transient("down"), times=2)
@@ -118,13 +128,50 @@ def test_a_crash_in_the_middle_goes_on_there(gateway: InProcessGateway, delivery
     gateway.start()
     gateway.run_until_idle(60)
     assert provider.words() == ["one", "two", "four", "five"]
-    assert provider.batches.count(WORDS) == 1, "what is left is stored: nobody sends the whole again"
+    assert provider.batches.count(WORDS) == 1, "the rest is stored without another send of the whole batch"
     assert len(read_dead_letters(gateway)) == 1
     gateway.assert_sound()
 
 
+@pytest.mark.parametrize(
+    "delivery, words, in_doubt",
+    [
+        (DeliveryGuarantee.PROBE, ["one", "two", "four", "five"], 0),
+        (DeliveryGuarantee.BLIND, ["one", "one", "two", "four", "five"], 1),
+    ],
+)
+def test_one_of_them_whose_answer_a_crash_lost_may_have_arrived(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee, words: list[str], in_doubt: int
+) -> None:
+    provider = picky(gateway, delivery)
+    provider.on_stored = lambda stored: gateway.crash() if stored == ["one"] and gateway.process_count == 1 else None
+    for word in WORDS:
+        gateway.send_message(word, rest=False)
+        gateway.pass_time(0.01)
+    assert provider.batches == [WORDS, ["one"]]
+    assert gateway.process is None
+    gateway.start()
+    gateway.run_until_idle(60)
+    assert provider.words() == words
+    assert gateway.run(gateway.store.count_receipts_in_doubt()) == in_doubt
+    gateway.assert_sound()
+
+
+def test_each_item_of_a_batch_gets_the_receipt_with_its_own_remote_id(gateway: InProcessGateway) -> None:
+    provider = picky(gateway, DeliveryGuarantee.KEYED, write=3)
+    session = gateway.send_message("one").session
+    say_all(gateway, ["two", "three"])
+    assert provider.batches == [["one", "two", "three"]]
+    items = [item for items in provider.kept.values() for item in items]
+    receipts = read_receipts(gateway, session)
+    assert [(one.key, one.remote) for one in receipts] == [(item.key, f"doc-{item.key}") for item in items]
+    assert len({one.seq for one in receipts}) == 3
+
+
 @pytest.mark.parametrize("delivery", SURE)
-def test_an_answer_lost_in_the_middle_doubles_nothing(gateway: InProcessGateway, delivery: DeliveryGuarantee) -> None:
+def test_a_lost_response_during_item_by_item_sending_doubles_nothing(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
+) -> None:
     provider = picky(gateway, delivery)
     provider.faults.succeed_next(times=2)
     provider.faults.lose_next_answer(InDoubt("no answer"))
@@ -135,7 +182,7 @@ def test_an_answer_lost_in_the_middle_doubles_nothing(gateway: InProcessGateway,
     gateway.assert_sound()
 
 
-def test_what_comes_meanwhile_waits_for_the_last_of_them(gateway: InProcessGateway) -> None:
+def test_new_items_wait_until_the_refused_batch_is_finished(gateway: InProcessGateway) -> None:
     provider = picky(gateway, DeliveryGuarantee.KEYED, write=5)
     provider.faults.succeed_next(times=2)
     provider.faults.fail_next(Transient("down"), times=3)
@@ -147,7 +194,7 @@ def test_what_comes_meanwhile_waits_for_the_last_of_them(gateway: InProcessGatew
     gateway.assert_sound()
 
 
-def test_where_nobody_can_tell_what_was_kept_goes_twice_and_says_so(gateway: InProcessGateway) -> None:
+def test_blind_items_are_sent_twice_and_counted(gateway: InProcessGateway) -> None:
     provider = picky(gateway, DeliveryGuarantee.BLIND, keeps_before=True)
     say_all(gateway)
     gateway.run_until_idle(60)
@@ -156,8 +203,8 @@ def test_where_nobody_can_tell_what_was_kept_goes_twice_and_says_so(gateway: InP
     assert [one.reason for one in read_dead_letters(gateway)] == ["no bad"]
 
 
-def test_one_item_that_is_stored_in_part_is_dead_lettered_in_doubt(gateway: InProcessGateway) -> None:
-    """Otherwise it would be tried for ever: each time a part of it is taken, and the rest is not."""
+def test_a_partially_stored_item_is_dead_lettered_in_doubt(gateway: InProcessGateway) -> None:
+    """Otherwise it would be retried without end, and stored in part each time."""
     provider = picky(gateway, DeliveryGuarantee.PROBE, write="turn")
     provider.faults.fail_next(PartiallyDone("the second half is not taken"))
     gateway.send_message("long")
@@ -167,7 +214,7 @@ def test_one_item_that_is_stored_in_part_is_dead_lettered_in_doubt(gateway: InPr
     assert one.in_doubt
 
 
-def test_a_replay_of_the_bad_one_is_refused_again_and_holds_up_nobody(gateway: InProcessGateway) -> None:
+def test_a_replay_of_the_refused_item_is_refused_again_and_blocks_nothing(gateway: InProcessGateway) -> None:
     provider = picky(gateway, DeliveryGuarantee.KEYED)
     say_all(gateway)
     (one,) = read_dead_letters(gateway)
@@ -180,9 +227,7 @@ def test_a_replay_of_the_bad_one_is_refused_again_and_holds_up_nobody(gateway: I
 
 
 @pytest.mark.parametrize("delivery", SURE)
-def test_what_is_erased_while_it_waits_for_its_turn_never_leaves(
-    gateway: InProcessGateway, delivery: DeliveryGuarantee
-) -> None:
+def test_an_item_erased_while_it_waits_is_never_sent(gateway: InProcessGateway, delivery: DeliveryGuarantee) -> None:
     provider = picky(gateway, delivery)
     provider.faults.succeed_next(times=2)  # the batch, then `one`
     provider.faults.fail_next(Transient("down"), times=2)
@@ -203,7 +248,7 @@ def test_what_is_erased_while_it_waits_for_its_turn_never_leaves(
     gateway.assert_sound()
 
 
-def test_what_is_erased_while_it_waits_to_go_a_second_time_where_nobody_can_tell_is_named(
+def test_an_item_erased_before_a_blind_resend_is_named(
     gateway: InProcessGateway,
 ) -> None:
     provider = picky(gateway, DeliveryGuarantee.BLIND, keeps_before=True)
@@ -228,7 +273,7 @@ def test_what_is_erased_while_it_waits_to_go_a_second_time_where_nobody_can_tell
 
 
 class HalfStoringProvider(FakeMemoryProvider):
-    """Knows no keys and can be searched. Of its first batch it keeps two, and the answer is lost."""
+    """Has no keys but can be searched. It stores two items of its first batch, and the response is lost."""
 
     def __init__(self) -> None:
         super().__init__(DeliveryGuarantee.UNACKNOWLEDGED, deadline=5.0)
@@ -251,20 +296,21 @@ def half(gateway: InProcessGateway) -> HalfStoringProvider:
     return provider
 
 
-def test_what_is_not_seen_where_nobody_can_tell_goes_again_and_is_counted(gateway: InProcessGateway) -> None:
+def test_an_unseen_blind_item_is_sent_again_and_counted(gateway: InProcessGateway) -> None:
     provider = half(gateway)
-    say_all(gateway)
+    session = gateway.send_message(WORDS[0]).session
+    say_all(gateway, WORDS[1:])
     gateway.run_until_idle(60)
     assert provider.batches == [WORDS, WORDS[2:]]
+    receipts = [(one.remote, one.in_doubt) for one in read_receipts(gateway, session)]
+    assert receipts == [(SEEN_REMOTE_ID, False)] * 2 + [("", True)] * 3
     assert gateway.run(gateway.store.count_receipts_in_doubt()) == 3, "not seen is not the same as not there"
     assert read_dead_letters(gateway) == []
     gateway.assert_sound()
 
 
-@pytest.mark.parametrize("erased", [3, 1], ids=["all that was left", "one of it"])
-def test_what_is_erased_while_nobody_can_tell_whether_it_arrived_is_named(
-    gateway: InProcessGateway, erased: int
-) -> None:
+@pytest.mark.parametrize("erased", [3, 1], ids=["all remaining items", "one remaining item"])
+def test_an_item_erased_while_in_doubt_is_named(gateway: InProcessGateway, erased: int) -> None:
     provider = half(gateway)
     session = ""
     for word in WORDS:

@@ -1,4 +1,4 @@
-"""A memory can receive again what it received: in order, under the same keys, whatever happens."""
+"""A memory can receive its items again, in order and under the same keys, also after crashes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def words(provider: FakeMemoryProvider) -> list[str]:
     return [item.heard[0].text for items in provider.kept.values() for item in items if isinstance(item, Exchange)]
 
 
-def test_what_was_lost_after_it_was_handed_over_goes_again_in_order_and_under_its_own_keys(
+def test_lost_items_are_resent_in_order_under_their_own_keys(
     gateway: InProcessGateway,
 ) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
@@ -70,7 +70,7 @@ def test_what_was_lost_after_it_was_handed_over_goes_again_in_order_and_under_it
     gateway.assert_sound()
 
 
-def test_only_since_then(gateway: InProcessGateway) -> None:
+def test_resend_covers_only_items_since_the_given_time(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     attach(gateway, provider)
     gateway.send_message("long ago")
@@ -86,7 +86,7 @@ def test_only_since_then(gateway: InProcessGateway) -> None:
 
 
 @pytest.mark.parametrize("delivery", [DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSERT, DeliveryGuarantee.PROBE])
-def test_where_a_repeat_is_safe_nothing_doubles(gateway: InProcessGateway, delivery: DeliveryGuarantee) -> None:
+def test_a_resend_with_a_safe_guarantee_doubles_nothing(gateway: InProcessGateway, delivery: DeliveryGuarantee) -> None:
     provider = attach(gateway, FakeMemoryProvider(delivery))
     for number in range(5):
         gateway.send_message(f"turn {number}")
@@ -98,11 +98,11 @@ def test_where_a_repeat_is_safe_nothing_doubles(gateway: InProcessGateway, deliv
     gateway.run_until_idle(60)
     assert sorted(words(provider)) == [f"turn {number}" for number in range(5)]
     if delivery is DeliveryGuarantee.PROBE:
-        assert len(provider.writes) == 6, "it is asked before anything goes again"
+        assert len(provider.writes) == 6, "the memory is probed before the resend"
     gateway.assert_sound()
 
 
-def test_what_can_be_searched_is_not_handed_what_it_shows(gateway: InProcessGateway) -> None:
+def test_a_searchable_memory_does_not_get_items_it_already_has(gateway: InProcessGateway) -> None:
     provider = SearchableProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     attach(gateway, provider)
     for number in range(3):
@@ -116,7 +116,7 @@ def test_what_can_be_searched_is_not_handed_what_it_shows(gateway: InProcessGate
     assert words(provider) == ["turn 0", "turn 1", "turn 2"]
 
 
-def test_what_cannot_be_searched_is_handed_nothing_until_it_can(gateway: InProcessGateway) -> None:
+def test_a_resend_waits_until_the_memory_can_be_searched(gateway: InProcessGateway) -> None:
     provider = SearchableProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     attach(gateway, provider)
     for number in range(3):
@@ -132,7 +132,7 @@ def test_what_cannot_be_searched_is_handed_nothing_until_it_can(gateway: InProce
     gateway.assert_sound()
 
 
-def test_status_says_what_is_known_and_what_is_not(gateway: InProcessGateway) -> None:
+def test_status_shows_confirmed_and_unknown_items(gateway: InProcessGateway) -> None:
     provider = SearchableProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     gateway.runtimes.memories = {"a": provider, "b": FakeMemoryProvider()}
     memory = MemoryAdmin(gateway.control, agents=lambda: ["main"])
@@ -141,13 +141,13 @@ def test_status_says_what_is_known_and_what_is_not(gateway: InProcessGateway) ->
 
     def known() -> tuple[object, ...]:
         row, other = gateway.run(memory.collect_status())["memories"]
-        assert other["handed_over"] is None, "who acknowledges has no such account"
+        assert other["sent"] is None, "a memory with acknowledgements has no such counts"
         assert "confirmed" not in other
-        return row["delivery"], row["handed_over"], row["confirmed"], row["unknown"], row["replaying"]
+        return row["delivery"], row["sent"], row["confirmed"], row["unknown"], row["replaying"]
 
     assert known() == ("unacknowledged", 3, 0, 3, 0)
     condition = next(it for it in gateway.run(gateway.control.collect_status())["memories"] if it["memory"] == "a")
-    assert (condition["delivery"], condition["handed"], condition["seen"]) == ("unacknowledged", 3, 0)
+    assert (condition["delivery"], condition["sent"], condition["confirmed"]) == ("unacknowledged", 3, 0)
     replay(gateway)
     assert known()[-1] == 3
     gateway.run_until_idle(60)
@@ -155,7 +155,7 @@ def test_status_says_what_is_known_and_what_is_not(gateway: InProcessGateway) ->
     assert len(provider.writes) == 3
 
 
-def test_it_goes_on_after_an_outage_and_a_crash_and_what_comes_meanwhile_waits(gateway: InProcessGateway) -> None:
+def test_a_resend_continues_after_an_outage_and_a_crash_before_new_items(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     attach(gateway, provider)
     for number in range(10):
@@ -175,7 +175,7 @@ def test_it_goes_on_after_an_outage_and_a_crash_and_what_comes_meanwhile_waits(g
     gateway.assert_sound()
 
 
-def test_asked_twice_it_goes_once(gateway: InProcessGateway) -> None:
+def test_two_resend_requests_send_once(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     attach(gateway, provider)
     gateway.send_message("one")
@@ -187,7 +187,7 @@ def test_asked_twice_it_goes_once(gateway: InProcessGateway) -> None:
     assert words(provider) == ["one"]
 
 
-def test_what_was_erased_does_not_come_back(gateway: InProcessGateway) -> None:
+def test_a_resend_does_not_send_erased_items(gateway: InProcessGateway) -> None:
     provider = ForgetfulProvider(DeliveryGuarantee.UNACKNOWLEDGED)
     attach(gateway, provider)
     gateway.send_message("my secret")
@@ -205,7 +205,7 @@ def test_what_was_erased_does_not_come_back(gateway: InProcessGateway) -> None:
     assert words(provider) == ["harmless"]
 
 
-def test_where_everything_would_double_nothing_goes(gateway: InProcessGateway) -> None:
+def test_a_resend_that_would_double_everything_is_refused(gateway: InProcessGateway) -> None:
     provider = attach(gateway, FakeMemoryProvider(DeliveryGuarantee.BLIND))
     gateway.send_message("one")
     with pytest.raises(InvalidRequest, match="twice"):

@@ -33,7 +33,7 @@ def talk(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_prints_a_table_and_draws_a_plot(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_draws_a_plot(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = talk.with_suffix(".svg")
     assert (
         run_command(
@@ -49,7 +49,7 @@ def test_it_prints_a_table_and_draws_a_plot(talk: Path, capsys: pytest.CaptureFi
     assert "talk" in "".join(drawn.itertext())
 
 
-def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run_command(
             ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--keep", "1", "--json"]
@@ -64,7 +64,7 @@ def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str])
     assert score["tokens_after"] < score["tokens_before"]
 
 
-def test_a_baseline_that_was_better_is_an_error(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_score_below_the_baseline_is_an_error(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = talk.with_suffix(".json")
     asked = ["eval", "compression", "--conversations", str(talk), "--compressions", "1", "--baseline", str(baseline)]
     assert run_command([*asked, "--renew"]) == 0
@@ -77,7 +77,7 @@ def test_a_baseline_that_was_better_is_an_error(talk: Path, capsys: pytest.Captu
     assert "talk/1: kept 2 facts, it was 3" in capsys.readouterr().out
 
 
-def test_a_model_of_the_configuration_is_scored(
+def test_a_configured_model_can_be_scored(
     talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = talk.parent / "home"

@@ -52,7 +52,7 @@ class AlteredSummaryModel(OfflineModel):
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_every_answer_stands_literally_in_its_conversation(name: str) -> None:
+def test_every_answer_is_literally_in_its_conversation(name: str) -> None:
     conversation = BUNDLED[name]
     said = normalize_text(conversation.join_text())
     for question in conversation.questions:
@@ -61,7 +61,7 @@ def test_every_answer_stands_literally_in_its_conversation(name: str) -> None:
         assert not has_answer(normalize_text(question.ask), question.answers), f"it gives itself away: {question.ask}"
 
 
-def test_there_are_two_languages_and_every_kind_of_fact() -> None:
+def test_the_conversations_have_two_languages_and_every_kind_of_fact() -> None:
     languages = [conversation.language for conversation in BUNDLED.values()]
     assert languages.count("en") >= 3
     assert languages.count("de") >= 3
@@ -73,7 +73,7 @@ def test_there_are_two_languages_and_every_kind_of_fact() -> None:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_nothing_is_kept_worse_than_it_was(name: str) -> None:
+def test_no_score_is_below_the_baseline(name: str) -> None:
     scores = [score_conversation(BUNDLED[name], OfflineModel(), compressions=count) for count in (1, 3)]
     assert not find_own_regressions(scores), f"if this is meant to be: {RENEW}"
     for score in scores:
@@ -83,7 +83,7 @@ def test_nothing_is_kept_worse_than_it_was(name: str) -> None:
         assert all(outcome.kept for outcome in sure), "these must be kept, regardless of the summary"
 
 
-def test_the_baseline_knows_no_other_conversations() -> None:
+def test_the_baseline_contains_only_these_conversations() -> None:
     known = json.loads(BASELINE.read_text())
     assert known["scores"].keys() == {f"{name}/{count}" for name in BUNDLED for count in (1, 3)}
 
@@ -188,7 +188,7 @@ def test_a_larger_context_is_detected() -> None:
         ("lock_timeout = 2s;", "lock_timeout = 2s", True),
     ],
 )
-def test_answers_are_matched_as_people_read_them(text: str, answer: str, there: bool) -> None:
+def test_answers_are_matched_ignoring_case_and_format(text: str, answer: str, there: bool) -> None:
     assert has_answer(normalize_text(text), (answer,)) is there
 
 
@@ -223,7 +223,7 @@ def test_scores_survive_a_round_trip(tmp_path: Path) -> None:
     assert report.find_regressions([], report.encode_baseline([score])) == [f"{SMALL}/1: was not scored"]
 
 
-def test_a_conversation_can_be_written_by_hand(tmp_path: Path) -> None:
+def test_a_conversation_can_be_written_as_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(
         "> Ada: The door code is 4711.\n  Really.\n< Fine.\n? number: Which code? = 4711\n"
     )

@@ -19,7 +19,7 @@ from everhold.testing.fakes import FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
 
 
-def test_an_export_is_replayed_with_its_tools_and_asked_for_its_figures(tmp_path: Path) -> None:
+def test_an_export_is_replayed_with_its_tools_and_asked_for_its_numbers(tmp_path: Path) -> None:
     def answer(request: ModelRequest) -> ModelResponse:
         last = request.messages[-1]
         if last.role == "user" and last.text.startswith("book"):
@@ -52,7 +52,7 @@ def test_an_export_is_replayed_with_its_tools_and_asked_for_its_figures(tmp_path
     assert score.count_outcomes("logged") == len(score.outcomes) == 8
 
 
-def test_dialogues_with_literal_answers_are_understood(tmp_path: Path) -> None:
+def test_dialogues_with_literal_answers_are_parsed(tmp_path: Path) -> None:
     talk = {
         "speaker_a": "Kim",
         "speaker_b": "Lou",
@@ -77,7 +77,7 @@ def test_dialogues_with_literal_answers_are_understood(tmp_path: Path) -> None:
     assert [question.ask for question in conversation.questions] == ["What did Kim adopt?"]
 
 
-def test_chats_with_probes_beside_them_are_understood(tmp_path: Path) -> None:
+def test_chats_with_separate_probes_are_parsed(tmp_path: Path) -> None:
     chat = [
         {
             "batch_number": 1,

@@ -291,7 +291,7 @@ def test_every_damage_is_found_repaired_once_and_undone(
 
 
 @pytest.mark.parametrize("damage", [it for it, (_, fixable) in DAMAGES.items() if fixable and it is not unindexed])
-def test_what_was_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Callable[[BuiltHermesHome], None]) -> None:
+def test_a_row_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Callable[[BuiltHermesHome], None]) -> None:
     built = healthy(tmp_path)
     damage(built)
     path = built.close()
@@ -361,7 +361,7 @@ def test_a_chain_becomes_one_session_whose_live_messages_are_the_same(tmp_path: 
     db.close()
 
 
-def test_messages_archived_unread_become_live_after_the_rest(tmp_path: Path) -> None:
+def test_messages_archived_before_they_were_read_become_live_at_the_end(tmp_path: Path) -> None:
     built = BuiltHermesHome(tmp_path)
     unread(built)
     path = built.close()
@@ -372,7 +372,7 @@ def test_messages_archived_unread_become_live_after_the_rest(tmp_path: Path) -> 
     db.close()
 
 
-def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None:
+def test_the_routing_mirror_is_repaired_and_restored(tmp_path: Path) -> None:
     built = BuiltHermesHome(tmp_path)
     routed_to_ended(built)
     path = built.close()
@@ -418,7 +418,7 @@ def _schema(path: Path, sql: str, values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def test_an_index_that_misses_rows_is_found_first_and_rebuilt(tmp_path: Path) -> None:
+def test_an_index_with_missing_rows_is_found_first_and_rebuilt(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     forked(built)
     path = built.close()
@@ -534,7 +534,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         doctor_checks.examine_store(tmp_path / "state.db", now=NOW)
 
 
-def test_examining_changes_no_byte(tmp_path: Path) -> None:
+def test_an_examination_changes_no_byte(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     forked(built)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
@@ -562,7 +562,7 @@ def test_an_older_schema_is_read_and_never_changed(tmp_path: Path, damage: Calla
     db.close()
 
 
-def test_what_is_read_is_of_one_moment(tmp_path: Path) -> None:
+def test_all_reads_use_one_snapshot(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     db = HermesDatabase(built.path)
     before = db.count_messages()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import apsw
@@ -52,14 +53,20 @@ class ImportTarget:
         self.store: SqliteStore | None = None
 
     def run_import(
-        self, source: Path, *, dry: bool = False, before: Callable[[SqliteStore], None] | None = None
+        self,
+        source: Path,
+        *,
+        dry: bool = False,
+        owner: str = "",
+        environ: Mapping[str, str] = MappingProxyType({}),
+        before: Callable[[SqliteStore], None] | None = None,
     ) -> ImportReport:
         async def play() -> ImportReport:
             settings = load_settings(self.home, environ={})
             store = None if dry else self.open_store()
             if store is not None and before is not None:
                 before(store)
-            job = ImportJob(source, self.home, settings, {}, ME, store=store, now=NOW)
+            job = ImportJob(source, self.home, settings, environ, ME, store=store, now=NOW, owner=owner)
             try:
                 return await run_import(job)
             finally:
@@ -187,7 +194,7 @@ def test_every_message_arrives_once_in_order_and_word_for_word(tmp_path: Path, p
     assert all(ids == sorted(ids) for ids in order.values())
 
 
-def test_times_and_authors_are_those_of_the_source(tmp_path: Path, place: ImportTarget) -> None:
+def test_times_and_authors_are_kept(tmp_path: Path, place: ImportTarget) -> None:
     built = healthy(tmp_path / "there")
     path = built.close()
     place.run_import(path)
@@ -198,14 +205,20 @@ def test_times_and_authors_are_those_of_the_source(tmp_path: Path, place: Import
         if dedup and dedup.startswith("hermes:"):
             assert at == times[int(dedup.split(":")[3])]
             if isinstance(body, Heard):
-                assert author in ("person:1001", "person:3003", f"person:{ME}")
+                assert author in (
+                    "person:telegram:1001",
+                    "person:telegram:3003",
+                    f"person:local:{ME}",
+                    "person:imported:main/errand",
+                )
+                assert body.stamp.person == author.removeprefix("person:")
                 assert body.stamp.audience
 
 
 # -- contexts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_context_equals_the_one_of_the_source(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     place.run_import(tmp_path / "there")
     plain = place.read_context(make_address("cli-1"))
@@ -243,7 +256,7 @@ def test_a_chain_of_compressions_is_one_session_with_summaries(tmp_path: Path, p
     assert sum(isinstance(body, Heard) for *_, body, _ in place.read_all_entries()) == 9
 
 
-def test_what_was_archived_unread_is_in_the_conversation_again(tmp_path: Path, place: ImportTarget) -> None:
+def test_messages_archived_before_they_were_read_are_in_the_session_again(tmp_path: Path, place: ImportTarget) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     unread(built)
     built.close()
@@ -274,7 +287,7 @@ def test_undone_rows_are_imported_as_undone(tmp_path: Path, place: ImportTarget)
     assert any(isinstance(body, Heard) and body.text == "question oops" for *_, body, _ in place.read_all_entries())
 
 
-def test_a_branch_refers_to_its_parent_and_the_chat_leads_to_it(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_branch_refers_to_its_parent_and_the_chat_is_bound_to_it(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     report = place.run_import(tmp_path / "there")
     assert report.agents["main"].branches == 1
@@ -312,7 +325,7 @@ def test_a_chat_that_was_reset_continues_in_one_session(tmp_path: Path, place: I
     assert sum(isinstance(body, Heard) for *_, body, _ in place.read_all_entries()) == 2
 
 
-def test_the_session_in_use_comes_last(tmp_path: Path, place: ImportTarget) -> None:
+def test_the_session_in_use_is_imported_last(tmp_path: Path, place: ImportTarget) -> None:
     key = "agent:main:telegram:dm:5005"
     built = BuiltHermesHome(tmp_path / "there")
     built.add_exchanges(built.add_chat("n-1", key), "old")
@@ -323,7 +336,7 @@ def test_the_session_in_use_comes_last(tmp_path: Path, place: ImportTarget) -> N
     assert [text for _, text in place.read_context(key)] == ["question old", "answer old"]
 
 
-def test_two_chats_that_shared_a_key_are_two_here(tmp_path: Path, place: ImportTarget) -> None:
+def test_two_chats_that_shared_a_key_get_two_sessions(tmp_path: Path, place: ImportTarget) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     key = "agent:main:telegram:group:-5:42"
     built.add_exchanges(
@@ -341,7 +354,7 @@ def test_two_chats_that_shared_a_key_are_two_here(tmp_path: Path, place: ImportT
     assert place.read_context("agent:main:telegram:group:-5:thread:42")[0] == ("user", "question b")
 
 
-def test_what_was_overheard_waits_for_the_next_turn(tmp_path: Path, place: ImportTarget) -> None:
+def test_an_overheard_message_waits_for_the_next_turn(tmp_path: Path, place: ImportTarget) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     built.add_session("o-1")
     built.add_message("o-1", "user", "chatter", observed=1)
@@ -353,7 +366,7 @@ def test_what_was_overheard_waits_for_the_next_turn(tmp_path: Path, place: Impor
     assert place.find_session(make_address("o-1")).pending == 1
 
 
-def test_odd_rows_are_kept_and_break_nothing(tmp_path: Path, place: ImportTarget) -> None:
+def test_unusual_rows_are_kept_and_cause_no_error(tmp_path: Path, place: ImportTarget) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     built.add_session("odd")
     built.add_message("odd", "assistant", "nobody asked")
@@ -376,7 +389,7 @@ def test_odd_rows_are_kept_and_break_nothing(tmp_path: Path, place: ImportTarget
     assert place.read_context(make_address("odd"))[1] == ("user", 'see\n{"type": "image_url", "image_url": "x"}')
 
 
-def test_a_continuation_whose_beginning_is_gone_keeps_its_summary(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_continuation_without_its_beginning_keeps_its_summary(tmp_path: Path, place: ImportTarget) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     built.add_session("tip", parent_session_id=None)
     built.add_message("tip", "assistant", SUMMARY)
@@ -388,7 +401,7 @@ def test_a_continuation_whose_beginning_is_gone_keeps_its_summary(tmp_path: Path
     assert [text for _, text in context[1:]] == ["question a", "answer a"]
 
 
-def test_what_it_cost_and_what_it_was_called_comes_too(tmp_path: Path, place: ImportTarget) -> None:
+def test_costs_and_titles_are_imported(tmp_path: Path, place: ImportTarget) -> None:
     built = healthy(tmp_path / "there")
     built.run(
         "update sessions set input_tokens = 100, cache_read_tokens = 50, output_tokens = 7, estimated_cost_usd = 0.25 "
@@ -431,7 +444,9 @@ def test_a_second_import_adds_nothing(tmp_path: Path, place: ImportTarget) -> No
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_what_a_damaged_page_leaves_comes_and_the_rest_is_named(tmp_path: Path, place: ImportTarget, dry: bool) -> None:
+def test_readable_rows_of_a_damaged_store_are_imported_and_the_rest_is_named(
+    tmp_path: Path, place: ImportTarget, dry: bool
+) -> None:
     built = BuiltHermesHome(tmp_path / "there")
     for name in ("before", "harmed", "after"):
         built.add_exchanges(built.add_session(name), *(f"{name} {n} " + "x" * 600 for n in range(30)))
@@ -483,7 +498,7 @@ def test_a_full_disk_stops_an_import_and_the_next_run_continues(tmp_path: Path, 
     assert place.read_all_entries() == whole.read_all_entries()
 
 
-def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_title_and_an_erasure_made_here_survive_an_import(tmp_path: Path, place: ImportTarget) -> None:
     """Two conversations of one chat with their own titles do not alternate, either."""
     built = healthy(tmp_path / "there")
     key = "agent:main:telegram:dm:5005"
@@ -517,7 +532,7 @@ def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path
     )
 
 
-def test_a_later_import_brings_what_is_new(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_later_import_adds_new_messages(tmp_path: Path, place: ImportTarget) -> None:
     built = healthy(tmp_path / "there")
     place.run_import(tmp_path / "there")
     before = place.read_all_entries()
@@ -575,7 +590,7 @@ def test_an_import_interrupted_anywhere_has_the_same_result(tmp_path: Path, plac
 
 
 @pytest.mark.parametrize("tenths", [0, 1, 4, 7, 9])
-def test_what_was_taken_back_comes_with_the_next_import(tmp_path: Path, place: ImportTarget, tenths: int) -> None:
+def test_a_later_undo_is_imported(tmp_path: Path, place: ImportTarget, tenths: int) -> None:
     built = build_full_home(tmp_path / "there")
     built.run("update sessions set input_tokens = 100, estimated_cost_usd = 0.25 where id = 'cli-1'")
     first = place.query_store(lambda store: store.last_pos())
@@ -600,10 +615,10 @@ def test_what_was_taken_back_comes_with_the_next_import(tmp_path: Path, place: I
     built.close()
     again = place.run_import(tmp_path / "there")
     assert again.is_complete
-    assert again.agents["main"].messages == 2, "and what is there is known"
+    assert again.agents["main"].messages == 2, "already imported messages are recognised"
 
 
-def test_a_chat_that_has_a_session_here_keeps_it(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_chat_with_a_session_here_keeps_it(tmp_path: Path, place: ImportTarget) -> None:
     first = BuiltHermesHome(tmp_path / "first")
     first.add_exchanges(first.add_chat("a-1", DM), "first")
     first.close()
@@ -617,7 +632,7 @@ def test_a_chat_that_has_a_session_here_keeps_it(tmp_path: Path, place: ImportTa
     assert place.read_context("agent:main:imported:dm:b-1")[0] == ("user", "question second")
 
 
-def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_dry_run_writes_nothing_and_prints_the_same_counts(tmp_path: Path, place: ImportTarget) -> None:
     build_full_home(tmp_path / "there").close()
     (tmp_path / "there" / "SOUL.md").write_text("You are calm.")
     settings_of(place)
@@ -625,10 +640,12 @@ def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: Imp
     dry = place.run_import(tmp_path / "there", dry=True)
     assert sorted(path.name for path in place.home.path.rglob("*")) == before
     real = place.run_import(tmp_path / "there")
-    for name in ("messages", "copies", "summaries", "marks", "undone", "conversations", "sessions"):
-        # a branch's copies are only known once its parent is imported
-        got, announced = getattr(real.agents["main"], name), getattr(dry.agents["main"], name)
-        assert abs(got - announced) <= (2 if name in ("messages", "copies") else 0), name
+    assert vars(real.agents["main"]) == vars(dry.agents["main"])
+    assert dry.settings == real.settings
+    assert (dry.facts, dry.peers, dry.left_behind) == (real.facts, real.peers, real.left_behind)
+    again = place.run_import(tmp_path / "there", dry=True)
+    assert again.agents["main"].messages == 0
+    assert again.agents["main"].known == real.agents["main"].messages + real.agents["main"].summaries
 
 
 def test_an_import_wakes_no_consumer_and_sends_nothing(tmp_path: Path, place: ImportTarget) -> None:
@@ -641,7 +658,7 @@ def test_an_import_wakes_no_consumer_and_sends_nothing(tmp_path: Path, place: Im
     assert place.query_store(ask) == (0, 0)
 
 
-def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: ImportTarget) -> None:
+def test_every_imported_session_change_has_a_known_kind(tmp_path: Path, place: ImportTarget) -> None:
     """An import adds bindings, titles, branches, context resets and undone turns, and nothing else."""
     build_full_home(tmp_path / "there").close()
     place.run_import(tmp_path / "there")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -17,14 +18,26 @@ import pytest
 from bench.gateway import hermes_python
 from everhold.app import SystemRandomSource
 from everhold.config import load_settings
+from everhold.core.address import derive_address
 from everhold.core.context import render_messages
 from everhold.core.entries import Noted
+from everhold.core.memory_naming import build_hermes_session_name
 from everhold.engine.context_cache import load_context_at
 from everhold.hermes.doctor import checks, repair
+from everhold.hermes.importer.peers import ServiceUse, resolve_peers
+from everhold.hermes.importer.people import ImportedSender
+from everhold.hermes.importer.places import HermesChat
 from everhold.hermes.importer.run import ImportJob, run_import
+from everhold.hermes.reader.database import HermesSession
+from everhold.hermes.reader.lineage import SessionChain
 from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
+from everhold.testing.model_server import ModelServer
+from everhold.testing.platforms.telegram import TelegramServer
+from tests.e2e.running_gateway import KEY
+from tests.e2e.test_moving_in import ask, move_in, start
 from tests.hermes.test_import import ImportTarget, build_full_home
+from tests.platforms.remote_telegram import TOKEN
 
 pytestmark = pytest.mark.prove
 ROOT = Path(__file__).parent.parent.parent
@@ -63,7 +76,7 @@ def load_conversations(python: Path, path: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("scenario", ["plain", "compressed", "gateway", "plain,compressed,gateway"])
-def test_what_it_writes_in_order_is_in_order(tmp_path: Path, python: Path, scenario: str) -> None:
+def test_a_store_of_hermes_agent_is_imported_in_order(tmp_path: Path, python: Path, scenario: str) -> None:
     path = build_home(python, tmp_path / "home", scenario)
     report = checks.examine_store(path, now=NOW)
     assert report.findings == []
@@ -104,13 +117,13 @@ def test_retries_and_races_are_reported_and_all_remaining_messages_are_imported(
     load_conversations(python, path)
 
 
-def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
+def test_the_log_of_hermes_agent_shows_which_ids_changed(tmp_path: Path, python: Path) -> None:
     path = build_home(python, tmp_path / "home", "logged")
     report = checks.examine_log(path.parent / "logs" / "agent.log")
     assert [finding.check for finding in report.findings] == ["log-renamed", "log-renamed"]
 
 
-def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
+def test_contexts_equal_those_of_hermes_agent(tmp_path: Path, python: Path) -> None:
     """Compare what hermes-agent reads for every session that can be continued with what a model would be shown here.
 
     Documented differences: the summary's frame, the beginning that goes with the summary, markers, white space at ends.
@@ -122,7 +135,9 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
 
     async def play() -> dict[str, list[list[str]]]:
         store = SqliteStore.open(home.store, chance=SystemRandomSource(), synchronous="OFF")
-        job = ImportJob(path, home, load_settings(home, environ={}), {}, "me", store=store, now=NOW)
+        job = ImportJob(
+            path, home, load_settings(home, environ={}), {}, "me", store=store, now=NOW, owner="telegram:1001"
+        )
         assert (await run_import(job)).is_complete
         found = {}
         for session in await store.list_sessions(limit=100):
@@ -208,3 +223,88 @@ def _count_entries(path: Path) -> int:
             db.close()
     except apsw.Error:  # it is just being created
         return -1
+
+
+def test_somebody_who_moves_is_known_at_the_first_message(tmp_path: Path, python: Path) -> None:
+    """A home that its own gateway filled is imported without preparation. Then its owner writes to a live gateway."""
+    home = tmp_path / "home-there"
+    build_home(python, home, "moving")
+    (home / ".env").write_text(f"TELEGRAM_BOT_TOKEN={TOKEN}\nTELEGRAM_ALLOWED_USERS=1001\nOPENAI_API_KEY={KEY}\n")
+
+    async def play() -> None:
+        async with ModelServer(key=KEY) as model, TelegramServer() as telegram:
+            telegram.add_bot(TOKEN)
+            provider = {"default": "fake", "provider": "custom", "base_url": model.openai, "context_length": 100_000}
+            (home / "config.yaml").write_text(json.dumps({"model": provider}))
+            report = await move_in(tmp_path, home)
+            assert report.is_complete, report.troubles
+            assert report.owner == "telegram:1001"
+            async with start(tmp_path, telegram) as gateway:
+                sent = await ask(gateway, telegram, model, 1001, "what is my parrot called?")
+                assert "the meeting is on Thursday" in sent
+                assert "Ada takes warfarin." in sent
+                assert "Quillon" in sent
+                assert "You are calm." in sent
+
+    asyncio.run(play())
+
+
+PEERS = """
+import json, sys, types
+from plugins.memory.honcho.session import HonchoSessionManager
+given = json.loads(sys.argv[1])
+config = types.SimpleNamespace(**given["config"])
+found = []
+for user, alt, key in given["asked"]:
+    manager = HonchoSessionManager.__new__(HonchoSessionManager)
+    manager._config, manager._runtime_user_peer_name, manager._runtime_user_peer_name_alt = config, user, alt
+    found.append(manager._resolve_user_peer_id(key))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"peerName": "bo.ss"},
+        {"peerName": "boss", "pinUserPeer": True},
+        {"userPeerAliases": {"1001": "a da", "uuid-1": "sig"}},
+        {"runtimePeerPrefix": "tg_", "peerName": "tg_1001"},
+        {"runtimePeerPrefix": "x:"},
+    ],
+)
+def test_peers_are_those_that_its_own_plug_in_resolves(python: Path, given: dict[str, Any]) -> None:
+    config = {
+        "peer_name": given.get("peerName"),
+        "pin_peer_name": given.get("pinUserPeer", False),
+        "user_peer_aliases": given.get("userPeerAliases", {}),
+        "runtime_peer_prefix": given.get("runtimePeerPrefix", ""),
+    }
+    use = ServiceUse("honcho", "honcho", "main", given, pinned=given.get("pinUserPeer", False), profile="default")
+    senders = [
+        make_sender(user, alt, key)
+        for user, alt, key in (
+            ("1001", "", "agent:main:telegram:dm:1001"),
+            ("@ada:x.org", "", "agent:main:matrix:dm:!r:x.org"),
+            ("+491", "uuid-1", "agent:main:signal:dm:+491"),
+            ("", "", "agent:main:webhook:dm:hook 7"),
+        )
+    ]
+    asked = [[it.user, it.alt, build_hermes_session_name(it.chain.root.session_key)] for it in senders]
+    done = subprocess.run(
+        [str(python), "-c", PEERS, json.dumps({"config": config, "asked": asked})],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    ours = {it.identity: it.peer for it in resolve_peers(use, senders, is_same=lambda _a, _b: False)}
+    assert [ours[it.identity] for it in senders] == json.loads(done.stdout.splitlines()[-1])
+
+
+def make_sender(user: str, alt: str, key: str) -> ImportedSender:
+    empty: dict[str, Any] = dict.fromkeys(HermesSession._fields, "")
+    session = HermesSession(**{**empty, "id": key, "session_key": key, "started_at": 0.0})
+    address = derive_address(agent="main", platform="x", account="", kind="dm", chat=key)
+    return ImportedSender(f"x:{key}", user, alt, HermesChat(address, user, alt), SessionChain([session]))

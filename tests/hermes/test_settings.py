@@ -11,7 +11,7 @@ import pytest
 from everhold.core.entries import Noted
 from tests.hermes.built_home import BuiltHermesHome
 from tests.hermes.test_doctor import DM, healthy
-from tests.hermes.test_import import ME, ImportTarget, place, settings_of
+from tests.hermes.test_import import ImportTarget, place, settings_of
 
 __all__ = ["place"]  # a fixture
 
@@ -23,9 +23,9 @@ def test_memory_files_become_facts_once(tmp_path: Path, place: ImportTarget) -> 
     folder.mkdir()
     (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Fridays.\n§\n" + "x" * 2000)
     (folder / "USER.md").write_text("Ada likes tea.")
-    place.run_import(tmp_path / "there")
+    place.run_import(tmp_path / "there", owner="telegram:1001")
     (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Mondays.")
-    report = place.run_import(tmp_path / "there")
+    report = place.run_import(tmp_path / "there", owner="telegram:1001")
     assert report.facts == {"main: MEMORY.md": 1, "main: USER.md": 0}
     notes = [body for *_, body, _ in place.read_all_entries() if isinstance(body, Noted)]
     assert [note.text[:18] for note in notes] == [
@@ -37,10 +37,10 @@ def test_memory_files_become_facts_once(tmp_path: Path, place: ImportTarget) -> 
     ]
     assert [bool(note.fact) for note in notes] == [True, True, False, True, True]
     assert {tag for note in notes for tag in note.tags} >= {"memory", "user"}
-    assert set(notes[0].stamp.audience) == {f"person:{ME}", "person:1001", "person:3003"}
+    assert {note.stamp.audience for note in notes} == {("person:telegram:1001",)}
 
 
-def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: ImportTarget) -> None:
+def test_settings_are_imported_with_accounts_disabled(tmp_path: Path, place: ImportTarget) -> None:
     home = tmp_path / "there"
     for name, token in (
         ("", "111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
@@ -107,7 +107,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: ImportT
     assert (place.home.config.read_bytes(), place.home.env.read_text()) == before
 
 
-def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path, place: ImportTarget) -> None:
+def test_a_setting_changed_here_is_not_imported_again(tmp_path: Path, place: ImportTarget) -> None:
     home = tmp_path / "there"
     for name in ("", "coder"):
         folder = home / "profiles" / name if name else home
@@ -138,7 +138,7 @@ def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path
     )
 
 
-def test_what_is_configured_here_stays(tmp_path: Path, place: ImportTarget) -> None:
+def test_settings_configured_here_stay(tmp_path: Path, place: ImportTarget) -> None:
     place.home.config.write_text("agents: {main: {persona: You are mine., busy: queue}}  # my own\n")
     home = tmp_path / "there"
     BuiltHermesHome(home).close()
@@ -164,6 +164,29 @@ def test_a_folder_of_markdown_becomes_facts_of_an_agent(tmp_path: Path, place: I
         "Ada likes it green",
         "Bob does not.",
     ]
+
+
+def test_agents_with_similar_names_have_their_own_keys(tmp_path: Path, place: ImportTarget) -> None:
+    home = tmp_path / "there"
+    BuiltHermesHome(home).close()
+    for name in ("a-b", "a_b", "A_b"):
+        given = {"baseUrl": "https://honcho.example", "apiKey": f"key-of-{name}", "workspace": name}
+        home_with(home / "profiles" / name, "honcho", "honcho.json", given)
+    place.run_import(home)
+    env = dict(line.split("=", 1) for line in place.home.env.read_text().splitlines())
+    memories = settings_of(place).memories.values()
+    assert {it.extra["workspace"]: env[it.env["api_key"]] for it in memories if it.provider == "honcho"} == {
+        name: f"key-of-{name}" for name in ("a-b", "a_b", "A_b")
+    }
+
+
+def test_a_key_whose_name_is_taken_is_reported_and_no_other_is_used(tmp_path: Path, place: ImportTarget) -> None:
+    place.home.env.write_text("IMPORTED_MAIN_HONCHO_API_KEY=somebody-elses\n")
+    place.home.env.chmod(0o600)
+    given = {"baseUrl": "https://honcho.example", "apiKey": "key-of-main"}
+    report = place.run_import(home_with(tmp_path / "there", "honcho", "honcho.json", given))
+    assert "api_key" not in settings_of(place).memories["honcho"].env
+    assert any("HONCHO_API_KEY of main was not imported" in line for line in report.settings.missing_keys)
 
 
 # -- memory services ---------------------------------------------------------------------------------------------------
@@ -203,7 +226,7 @@ def home_with(path: Path, provider: str, file: str, given: dict[str, Any], env: 
          {"namespace": "work_default"}),
     ],
 )  # fmt: skip
-def test_a_memory_service_is_found_where_it_was(
+def test_a_memory_service_is_imported_with_its_address(
     tmp_path: Path,
     place: ImportTarget,
     provider: str,
@@ -236,7 +259,7 @@ def test_a_memory_service_is_found_where_it_was(
         ("GATEWAY_ALLOW_ALL_USERS=false\n", (), None, None),
     ],
 )  # fmt: skip
-def test_who_could_speak_there_can_speak_here_in_the_same_places(
+def test_people_with_access_there_have_access_here_in_the_same_chats(
     tmp_path: Path, place: ImportTarget, env: str, direct: tuple[str, ...], group: tuple[str, ...] | None, other: Any
 ) -> None:
     """In hermes-agent one list also covers groups. Here each group that it was in is named."""
@@ -250,7 +273,7 @@ def test_who_could_speak_there_can_speak_here_in_the_same_places(
     assert (access.groups.get("-100"), access.groups.get("-7")) == (group, other)
 
 
-def test_one_odd_value_costs_that_value_only(tmp_path: Path, place: ImportTarget) -> None:
+def test_an_unusual_value_affects_only_itself(tmp_path: Path, place: ImportTarget) -> None:
     given = {"mode": "local_external", "bank_id": "mine", "recall_budget": "enormous", "idle_timeout": 3}
     report = place.run_import(home_with(tmp_path / "there", "hindsight", "hindsight/config.json", given))
     assert settings_of(place).memories["hindsight"].extra["bank"] == "mine"
@@ -259,21 +282,47 @@ def test_one_odd_value_costs_that_value_only(tmp_path: Path, place: ImportTarget
     assert "idle_timeout" in unknown
 
 
-def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(
-    tmp_path: Path, place: ImportTarget
-) -> None:
+def test_a_profile_uses_the_service_of_the_home_if_it_has_none(tmp_path: Path, place: ImportTarget) -> None:
     hosts = {"hermes_coder": {"workspace": "work"}, "hermes": {"workspace": "home"}}
     home = home_with(tmp_path / ".hermes", "honcho", "honcho.json", {"baseUrl": "http://127.0.0.1:9", "hosts": hosts})
     home_with(home / "profiles" / "coder", "honcho", "", {})
-    shared = tmp_path / ".hindsight" / "config.json"
-    shared.parent.mkdir()
-    shared.write_text(json.dumps({"mode": "local_external", "bank_id": "shared"}))
-    home_with(home / "profiles" / "painter", "hindsight", "", {})
     place.run_import(home)
     memories = settings_of(place).memories
     assert memories["honcho"].extra["workspace"] == "home"
     assert (memories["honcho-coder"].provider, memories["honcho-coder"].extra["workspace"]) == ("honcho", "work")
-    assert memories["hindsight"].extra["bank"] == "shared"
+
+
+@pytest.mark.parametrize(
+    "provider, variable, file",
+    [
+        ("honcho", "HONCHO_BASE_URL", ".honcho/config.json"),
+        ("hindsight", "HINDSIGHT_API_URL", ".hindsight/config.json"),
+    ],
+)
+@pytest.mark.parametrize("has_address", [True, False])
+def test_a_key_outside_the_imported_home_is_not_read(
+    tmp_path: Path, place: ImportTarget, provider: str, variable: str, file: str, has_address: bool
+) -> None:
+    """The imported home could send it to an address of its own."""
+    mine = tmp_path / file
+    mine.parent.mkdir()
+    mine.write_text(json.dumps({"apiKey": "mine-0123456789", "api_key": "mine-0123456789", "workspace": "w"}))
+    env = f"{variable}=https://evil.example\n" if has_address else ""
+    report = place.run_import(home_with(tmp_path / "theirs", provider, "", {}, env))
+    assert not place.home.env.exists() or "mine-0123456789" not in place.home.env.read_text()
+    assert any(str(mine) in line and "not read" in line for line in report.settings.unknown)
+    memories = settings_of(place).memories
+    assert (provider in memories) is has_address, "without its settings it would get another workspace"
+    if has_address:
+        assert memories[provider].extra["base_url"] == "https://evil.example"
+
+
+def test_a_profile_imported_alone_gets_no_key_of_the_home_around_it(tmp_path: Path, place: ImportTarget) -> None:
+    home = home_with(tmp_path / ".hermes", "honcho", "honcho.json", {"apiKey": "mine-0123456789"})
+    theirs = home_with(home / "profiles" / "coder", "honcho", "", {}, "HONCHO_BASE_URL=https://evil.example\n")
+    report = place.run_import(theirs)
+    assert not place.home.env.exists() or "mine-0123456789" not in place.home.env.read_text()
+    assert any(str(home / "honcho.json") in line for line in report.settings.unknown)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +335,7 @@ def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(
         ({"pinPeerName": True, "pinUserPeer": None}, {}, True),
     ],
 )
-def test_pinning_has_two_names_there_and_the_same_one_wins(
+def test_the_same_pinning_key_has_precedence_as_in_hermes_agent(
     tmp_path: Path, place: ImportTarget, given: dict[str, Any], near: dict[str, Any], pinned: bool
 ) -> None:
     honcho = {"baseUrl": "http://127.0.0.1:9", **given, "hosts": {"hermes": near}}
@@ -294,14 +343,79 @@ def test_pinning_has_two_names_there_and_the_same_one_wins(
     assert settings_of(place).memories["honcho"].extra["pin_peer_name"] is pinned
 
 
-def test_other_memory_files_come_too(tmp_path: Path, place: ImportTarget) -> None:
+def test_other_memory_files_are_imported(tmp_path: Path, place: ImportTarget) -> None:
     healthy(tmp_path / "there").close()
     folder = tmp_path / "there" / "memories"
     folder.mkdir()
     (folder / "PROJECTS.md").write_text("The parser is in Rust.")
     (folder / "MEMORY.md.bak.1").write_text("Long replaced.")
-    report = place.run_import(tmp_path / "there")
+    report = place.run_import(tmp_path / "there", owner="telegram:1001")
     assert report.facts["main: PROJECTS.md"] == 1
     assert [body.text for *_, body, _ in place.read_all_entries() if isinstance(body, Noted)] == [
         "The parser is in Rust."
     ]
+
+
+# -- the persona -------------------------------------------------------------------------------------------------------
+
+
+def test_a_persona_is_no_memory_wherever_it_is(tmp_path: Path, place: ImportTarget) -> None:
+    built = BuiltHermesHome(tmp_path / "there")
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.close()
+    (tmp_path / "there" / "memories").mkdir()
+    (tmp_path / "there" / "memories" / "SOUL.md").write_text("You are calm.")
+    (tmp_path / "there" / "memories" / "USER.md").write_text("Ada likes tea.")
+    place.run_import(tmp_path / "there")
+    assert settings_of(place).agents["main"].persona == "You are calm."
+    assert [body.text for *_, body, _ in place.read_all_entries() if isinstance(body, Noted)] == ["Ada likes tea."]
+
+
+@pytest.mark.parametrize("other", [{}, {"notes.md": "Ada likes tea."}])
+def test_a_folder_with_a_persona_is_no_home(tmp_path: Path, place: ImportTarget, other: dict[str, str]) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "SOUL.md").write_text("You are calm.")
+    for name, text in other.items():
+        (tmp_path / "there" / name).write_text(text)
+    report = place.run_import(tmp_path / "there")
+    assert report.kind == "markdown"
+    assert settings_of(place).agents["main"].persona == "You are calm."
+    assert report.facts == {f"main: {name}": 1 for name in other}
+
+
+# -- what stays behind -------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_stays_behind_is_named_with_its_reason(tmp_path: Path, place: ImportTarget) -> None:
+    home = tmp_path / "there"
+    built = BuiltHermesHome(home)
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.close()
+    for name, text in {
+        "skills/cooking/SKILL.md": "boil",
+        "cron/jobs.json": json.dumps({"jobs": [{"id": "j1", "name": "morning news"}]}),
+        "config.yaml": "mcp_servers: {files: {command: npx}}\ngoals: {max: 3}\nmodel: {default: x, provider: odd}\n",
+        "memories/MEMORY.md.bak.17": "old",
+        "sessions/dump.json": "{}",
+        "hooks/on_start.py": "print()",
+        "logs/agent.log": "x",
+        "kanban.db": "x",
+        ".env": "ODD_ONE=1\n",
+        "mem0.json": "{not json",
+    }.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    (home / "empty").mkdir()
+    dry = place.run_import(home, dry=True)
+    report = place.run_import(home)
+    lines = [*report.settings.unknown, *report.left_behind, *report.troubles]
+    assert lines == [*dry.settings.unknown, *dry.left_behind, *dry.troubles]
+    for name in (
+        "skills/ (cooking)", "cron/jobs.json (morning news)", "config.yaml: mcp_servers", "config.yaml: goals",
+        "config.yaml: model", "memories/MEMORY.md.bak.17", "sessions/", "hooks", "logs", "kanban.db", ".env: ODD_ONE",
+        "mem0.json",
+    ):  # fmt: skip
+        (line,) = [line for line in lines if line.startswith(f"main: {name}")]
+        assert len(line.removeprefix(f"main: {name}").lstrip(": ")) > 5, f"no reason: {line}"
+    assert not any("empty" in line for line in lines)
+    assert not place.home.config.exists(), "no program is started because a home names it"

@@ -79,7 +79,7 @@ def message(agent: int, number: int, *, size: int) -> IncomingMessage:
 def send_messages(
     gateway: InProcessGateway, *, agents: int, rounds: int, size: int, within: float = 60.0
 ) -> dict[int, set[str]]:
-    """Everybody talks at once, for `within` seconds; which sessions each agent's chat was in."""
+    """Send messages to all agents for `within` seconds. Return the sessions of each agent's chat."""
     sessions: dict[int, set[str]] = defaultdict(set)
 
     async def talk(agent: int) -> None:
@@ -97,13 +97,13 @@ def send_messages(
     return sessions
 
 
-# -- what must hold ---------------------------------------------------------------------------------------------------
+# -- what must hold ----------------------------------------------------------------------------------------------------
 
 
 def ids_are_stable(gateway: InProcessGateway, sessions: dict[int, set[str]]) -> None:
     assert all(len(ids) == 1 for ids in sessions.values()), "a chat changed its session"
     assert len(gateway.run(gateway.store.list_sessions(limit=1_000))) == len(sessions), (
-        "a session nobody spoke in appeared"
+        "a session without messages appeared"
     )
 
 
@@ -162,7 +162,7 @@ def everything_holds(gateway: InProcessGateway, sessions: dict[int, set[str]], m
     gateway.assert_sound()
 
 
-# -- the real flows ---------------------------------------------------------------------------------------------------
+# -- the real flows ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -173,19 +173,19 @@ def gateway(tmp_path: Path) -> Iterator[InProcessGateway]:
 
 
 @pytest.mark.parametrize("agents", [5, 9, 13])
-def test_agents_that_cross_the_threshold_together_lose_nothing(gateway: InProcessGateway, agents: int) -> None:
+def test_agents_that_compress_at_the_same_time_lose_nothing(gateway: InProcessGateway, agents: int) -> None:
     model = add_agents(gateway, agents=agents, window=8_000)
     sessions = send_messages(gateway, agents=agents, rounds=12, size=3_000)
     everything_holds(gateway, sessions, model)
 
 
-def test_a_hundred_agents_within_a_minute(gateway: InProcessGateway) -> None:
+def test_a_hundred_agents_compress_within_a_minute(gateway: InProcessGateway) -> None:
     model = add_agents(gateway, agents=100, window=3_000)
     sessions = send_messages(gateway, agents=100, rounds=5, size=2_000)
     everything_holds(gateway, sessions, model)
 
 
-def test_at_145_thousand_tokens(gateway: InProcessGateway) -> None:
+def test_a_session_of_145_thousand_tokens_is_compressed(gateway: InProcessGateway) -> None:
     model = add_agents(gateway, agents=2, window=145_000)
     sessions = send_messages(gateway, agents=2, rounds=16, size=40_000)
     everything_holds(gateway, sessions, model)
@@ -197,10 +197,10 @@ def test_a_session_keeps_its_id_over_two_hundred_messages(gateway: InProcessGate
     everything_holds(gateway, sessions, model)
 
 
-def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_silent(
+def test_two_agents_that_talk_during_compressions_hear_each_other_and_stop(
     gateway: InProcessGateway,
 ) -> None:
-    """Each agent hears the other, whatever is compressed, and neither answers a bare `.` for ever."""
+    """Each agent hears the other during compressions, and the exchange of bare `.` ends."""
     from everhold.platforms.agent import AgentPlatform
 
     assert gateway.process is not None
@@ -233,7 +233,7 @@ def test_two_agents_that_talk_while_both_are_compressed_see_each_other_and_fall_
     gateway.assert_sound()
 
 
-# -- broken on purpose ------------------------------------------------------------------------------------------------
+# -- broken on purpose -------------------------------------------------------------------------------------------------
 
 
 def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_checks_catch_what_is_broken_on_purpose(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_find_each_planted_bug(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     breaking, check = BROKEN[name]
     breaking(monkeypatch)
     gateway = InProcessGateway(tmp_path)
@@ -346,7 +346,7 @@ def test_the_checks_catch_what_is_broken_on_purpose(name: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_compression_of_a_view_that_is_gone_is_never_applied(
+def test_a_compression_of_an_outdated_context_is_never_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     """/new while a summary is made: without the generation the old conversation would come back as a summary."""

@@ -49,7 +49,7 @@ async def test_a_task_that_ends_in_time_is_not_affected() -> None:
 
 
 @virtual
-async def test_a_later_deadline_holds() -> None:
+async def test_a_postponed_deadline_applies() -> None:
     async def work() -> None:
         with TaskDeadline(after(0.01)) as limit:
             limit.reschedule(after(0.08))
@@ -67,7 +67,7 @@ async def test_a_later_deadline_holds() -> None:
 
 
 @virtual
-async def test_an_earlier_deadline_holds() -> None:
+async def test_an_advanced_deadline_applies() -> None:
     async def work() -> None:
         with TaskDeadline(after(60)) as limit:
             limit.reschedule(after(0.01))

@@ -84,7 +84,7 @@ async def test_a_url_that_is_not_public_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("ip", ["93.184.215.14", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8"])
-def test_the_internet_is_public(ip: str) -> None:
+def test_a_public_url_is_accepted(ip: str) -> None:
     assert is_public(ipaddress.ip_address(ip))
 
 
@@ -94,7 +94,7 @@ async def test_content_is_fetched(web: Web) -> None:
     assert web.asked[0].query == {"size": "big"}
 
 
-async def test_a_name_is_resolved_once_and_the_connection_goes_there(web: Web) -> None:
+async def test_a_name_is_resolved_once_and_that_address_is_used(web: Web) -> None:
     answers = [["127.0.0.1"], ["10.0.0.1"]]
 
     async def rebinding(host: str, port: int) -> list[str]:
@@ -106,7 +106,7 @@ async def test_a_name_is_resolved_once_and_the_connection_goes_there(web: Web) -
     assert web.asked[0].headers["host"] == f"cats.example:{web.port}"
 
 
-async def test_a_name_with_a_private_address_among_its_own_is_refused() -> None:
+async def test_a_name_with_any_private_address_is_refused() -> None:
     async def both(host: str, port: int) -> list[str]:
         return ["93.184.215.14", "10.0.0.1"]
 
@@ -123,7 +123,7 @@ async def test_a_redirect_is_checked_like_the_first_url(web: Web, there: str) ->
         await UrlFetcher(allows=loopback, deadline=5.0)(f"{web.url}/away")
 
 
-async def test_a_few_redirects_are_followed_and_many_are_not(web: Web) -> None:
+async def test_a_few_redirects_are_followed_and_many_are_refused(web: Web) -> None:
     for number in range(6):
         there = f"/{number + 1}" if number < 5 else "/cat.png"
         web.pages[f"/{number}"] = LoopbackResponse(status=302, headers={"location": there})

@@ -62,7 +62,7 @@ def test_a_new_home_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777, 0o720])
-def test_a_home_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_home_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     home = Home(tmp_path / "home").create()
     home.path.chmod(mode)
     with pytest.raises(ConfigError, match=f"chmod 700 {home.path}"):
@@ -70,7 +70,7 @@ def test_a_home_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> Non
     assert home.path.stat().st_mode & 0o777 == mode
 
 
-def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_home_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigError, match="--home"):
         Home(tmp_path / "home").create()
@@ -84,7 +84,7 @@ def test_links_in_place_of_private_files_are_refused(tmp_path: Path, name: str) 
         home.check_private()
 
 
-def test_a_linked_home_and_a_linked_config_are_fine(tmp_path: Path) -> None:
+def test_a_symlinked_home_and_a_symlinked_config_are_accepted(tmp_path: Path) -> None:
     real = Home(tmp_path / "real").create()
     (tmp_path / "home").symlink_to(real.path)
     (tmp_path / "mine.yaml").write_text("timezone: UTC")

@@ -60,13 +60,13 @@ def test_listing_imports_nothing(install: Install) -> None:
     assert "plug_loud" not in sys.modules
 
 
-def test_a_group_sees_only_its_own(install: Install) -> None:
+def test_a_group_contains_only_its_own_plugins(install: Install) -> None:
     install("everhold-tool", {"hammer": "plug_tool:X"}, group="everhold.tools")
     assert "hammer" not in {plugin.name for plugin in MEMORY_PLUGINS.list_plugins()}
     assert "hammer" in {plugin.name for plugin in PluginCatalogue[object]("tools").list_plugins()}
 
 
-def test_an_unknown_name_says_what_is_installed(install: Install) -> None:
+def test_an_unknown_name_is_answered_with_the_installed_plugins(install: Install) -> None:
     install("everhold-diary", {"diary": "plug_good:Diary"})
     with pytest.raises(NotFound, match=r"no memory provider 'dairy' \(there is: .*diary") as caught:
         MEMORY_PLUGINS.load("dairy")
@@ -76,7 +76,7 @@ def test_an_unknown_name_says_what_is_installed(install: Install) -> None:
     assert "correct the name" in caught.value.remedy
 
 
-def test_the_name_of_an_extra_is_answered_with_its_installation() -> None:
+def test_the_name_of_an_extra_is_answered_with_the_install_command() -> None:
     with pytest.raises(NotFound) as caught:
         PluginCatalogue[object]("nothing-of-the-kind").load("embeddings")
     assert caught.value.remedy == describe_install("embeddings")

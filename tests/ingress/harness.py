@@ -10,7 +10,7 @@ from everhold.core.entries import ChatLocation, Entry, Heard
 from everhold.engine.gates import Gates, Wakeups
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
-from everhold.ingress.chat_aliases import ChatAliases
+from everhold.ingress.chat_records import ChatAliases
 from everhold.ports.platform import AcceptResult, IncomingMessage
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store import SeededRandom

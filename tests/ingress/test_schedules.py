@@ -21,6 +21,7 @@ from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from everhold.testing.contracts.platform_harness import ProcessKilled
 from everhold.testing.fakes import FakePlatform
 from everhold.testing.gateway import InProcessGateway
+from tests.engine.group_scenario import admit_owners
 from tests.ingress.harness import CONFIG, IngressHarness
 
 
@@ -65,7 +66,7 @@ async def heard(harness: IngressHarness) -> list[str]:
     return [entry.body.text for entry in await harness.store.read_feed() if isinstance(entry.body, Heard)]
 
 
-async def test_a_tick_is_said_once_also_by_another_process(harness: IngressHarness) -> None:
+async def test_a_tick_fires_once_with_two_processes(harness: IngressHarness) -> None:
     await harness.send_and_read("hello")
     await keep(harness, "every 1h")
     assert await schedules(harness).fire_due() == pytest.approx(20.0)
@@ -98,7 +99,7 @@ async def test_a_crash_before_or_after_the_commit_loses_no_tick_and_doubles_none
     assert await heard(harness) == ["good morning"]
 
 
-async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_for_ever(
+async def test_a_schedule_of_a_denied_person_does_not_fire_and_is_given_up(
     harness: IngressHarness,
 ) -> None:
     await keep(harness, "every 1h", sender="666")
@@ -110,7 +111,7 @@ async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_
     assert harness.log.find_events("schedule.denied")
 
 
-async def test_what_is_removed_while_it_is_being_said_stays_removed(harness: IngressHarness) -> None:
+async def test_a_schedule_deleted_while_it_fires_stays_deleted(harness: IngressHarness) -> None:
     for id in ("s1", "s2"):
         await keep(harness, "every 1h", id=id)
     harness.clock.at += 3600
@@ -123,12 +124,12 @@ async def test_what_is_removed_while_it_is_being_said_stays_removed(harness: Ing
 
     await schedules(harness, meanwhile).fire_due()
     assert await there.list_schedules() == []
-    assert await heard(harness) == [], "and is not said any more"
+    assert await heard(harness) == [], "the schedule does not fire any more"
 
 
 @pytest.mark.parametrize("away", ["agents: {main: {}}", CONFIG.replace("{main: {}, coder: {}}", "{coder: {}}")])
 @pytest.mark.parametrize("words", ["in 20m", "every 20m"])
-async def test_what_falls_due_while_its_account_or_agent_is_away_waits_for_it(
+async def test_a_due_schedule_waits_for_its_missing_account_or_agent(
     harness: IngressHarness, words: str, away: str
 ) -> None:
     await keep(harness, words)
@@ -144,7 +145,7 @@ async def test_what_falls_due_while_its_account_or_agent_is_away_waits_for_it(
     assert await heard(harness) == ["good morning"]
 
 
-async def test_what_was_meant_once_is_gone_when_it_was_said(harness: IngressHarness) -> None:
+async def test_a_one_time_schedule_is_deleted_after_it_fired(harness: IngressHarness) -> None:
     await keep(harness, "in 5m")
     harness.clock.at += 301
     for _ in range(3):
@@ -153,13 +154,13 @@ async def test_what_was_meant_once_is_gone_when_it_was_said(harness: IngressHarn
     assert await schedules(harness).describe_schedules() == []
 
 
-async def test_it_is_looked_again_when_the_next_one_is_due(harness: IngressHarness) -> None:
+async def test_fire_due_returns_the_seconds_until_the_next_tick(harness: IngressHarness) -> None:
     await keep(harness, "every 1m")
     harness.clock.at += 50
     assert await schedules(harness).fire_due() == pytest.approx(10.0)
 
 
-async def test_a_schedule_can_be_listed_and_removed(harness: IngressHarness) -> None:
+async def test_a_schedule_can_be_listed_and_deleted(harness: IngressHarness) -> None:
     await keep(harness, "every 1h")
     (listed,) = await schedules(harness).describe_schedules()
     assert (listed["when"], listed["next"]) == ("every 1h", harness.clock.at + 3600)
@@ -174,7 +175,7 @@ async def test_a_schedule_can_be_listed_and_removed(harness: IngressHarness) -> 
         await schedules(harness).remove("s1")
 
 
-def test_people_make_list_and_remove_schedules_where_they_talk(tmp_path: Path) -> None:
+def test_people_create_list_and_delete_schedules_in_their_chat(tmp_path: Path) -> None:
     gateway = InProcessGateway(tmp_path)
     with gateway.run_started():
         for text in ("/schedule", "/schedule tomorrow x", "/schedule every 2h", "/schedule every 2h drink water"):
@@ -195,7 +196,7 @@ def test_people_make_list_and_remove_schedules_where_they_talk(tmp_path: Path) -
 
 
 class MembershipPlatform(FakePlatform):
-    """A platform that knows who is where."""
+    """A platform that reports the members of a chat."""
 
     members: frozenset[str] = frozenset()
     away = False
@@ -206,7 +207,7 @@ class MembershipPlatform(FakePlatform):
         return self.members <= {sender}
 
 
-async def test_what_was_scheduled_in_private_is_not_said_to_whoever_came_since(harness: IngressHarness) -> None:
+async def test_a_schedule_of_a_direct_chat_does_not_fire_for_another_person(harness: IngressHarness) -> None:
     harness.fake = roomy = MembershipPlatform()
     harness.admission = harness.open_admission()
     await harness.send_message("hello", can_change_owner=True)
@@ -218,7 +219,7 @@ async def test_what_was_scheduled_in_private_is_not_said_to_whoever_came_since(h
         assert (await heard(harness)).count("good morning") == count, there
 
 
-async def test_what_was_scheduled_in_private_waits_until_it_is_known_who_is_there(harness: IngressHarness) -> None:
+async def test_a_schedule_of_a_direct_chat_waits_until_the_chat_s_owner_is_known(harness: IngressHarness) -> None:
     harness.fake = roomy = MembershipPlatform()
     harness.admission = harness.open_admission()
     await harness.send_message("hello", can_change_owner=True)
@@ -232,11 +233,11 @@ async def test_what_was_scheduled_in_private_waits_until_it_is_known_who_is_ther
     harness.clock.at += 60
     for _ in range(2):
         await schedules(harness).fire_due()
-    assert (await heard(harness)).count("good morning") == 1, "once, to the one who is alone there"
+    assert (await heard(harness)).count("good morning") == 1, "once, for the only member"
 
 
-async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(harness: IngressHarness) -> None:
-    """What is due does not come by the platform, and all the same it is said in their own conversation."""
+async def test_a_schedule_in_a_chat_of_another_owner_fires_in_its_creator_s_session(harness: IngressHarness) -> None:
+    """A due schedule does not arrive through the platform, but it fires in the creator's own session."""
     first = await harness.send_message("hello", chat="!room", kind="dm", can_change_owner=True)
     second = await harness.send_message("hello", chat="!room", kind="dm", can_change_owner=True, sender="7")
     await keep(harness, "every 1h", sender="7", chat="!room")
@@ -248,8 +249,9 @@ async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(ha
     assert first.session != second.session
 
 
-def test_nobody_sees_what_another_scheduled_in_the_same_chat(tmp_path: Path) -> None:
+def test_schedules_of_other_people_in_the_same_chat_are_hidden(tmp_path: Path) -> None:
     gateway = InProcessGateway(tmp_path)
+    admit_owners(gateway)
     with gateway.run_started():
         gateway.send_message("/schedule every 2h take my pills", chat="!room", who="ada")
         assert "Scheduled" in gateway.list_shown_texts()[-1]
@@ -262,7 +264,7 @@ def test_nobody_sees_what_another_scheduled_in_the_same_chat(tmp_path: Path) -> 
         assert "take my pills" in gateway.list_shown_texts()[-1]
 
 
-def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: Path) -> None:
+def test_a_schedule_is_charged_to_the_background_budget(tmp_path: Path) -> None:
     gateway = InProcessGateway(tmp_path)
     gateway.runtimes.settings["limits"] = lambda stamp: [BudgetLimit(budget=f"person:{stamp.person}", tokens=100_000)]
     gateway.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=5_000)]
@@ -274,7 +276,9 @@ def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: 
         gateway.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@1")
         assert (spent("background:main"), spent("agent:main"), spent("person:ada")) == (15, 15, 0)
         gateway.send_message("hello", id="schedule/s1@2")
-        assert (spent("background:main"), spent("person:ada")) == (15, 15), "an id makes nobody a schedule"
+        assert (spent("background:main"), spent("person:ada")) == (15, 15), (
+            "the id alone does not make a message scheduled"
+        )
         gateway.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=20)]
         gateway.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@3")
         assert "budget" in gateway.list_shown_texts()[-1]

@@ -84,7 +84,7 @@ def offer_file(model: ModelServer) -> None:
     model.add_steps(ModelServerReply(text="", calls=(call,)), ModelServerReply(text="Here it is."))
 
 
-def test_killed_while_a_file_comes_in_it_is_fetched_again(
+def test_an_incoming_file_is_fetched_again_after_a_kill(
     tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     server = telegram.server
@@ -106,7 +106,7 @@ def test_killed_while_a_file_comes_in_it_is_fetched_again(
     home.close()
 
 
-def test_killed_while_a_file_goes_out_it_is_shown_once_or_counted(
+def test_an_outgoing_file_on_telegram_is_shown_once_or_counted_after_a_kill(
     tmp_path: Path, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     """Telegram cannot be asked whether the file arrived, so the policy resends it and records the doubt."""
@@ -128,7 +128,7 @@ def test_killed_while_a_file_goes_out_it_is_shown_once_or_counted(
     home.close()
 
 
-def test_killed_after_a_file_went_out_it_is_not_sent_twice(
+def test_an_outgoing_file_on_discord_is_not_sent_twice_after_a_kill(
     tmp_path: Path, discord: ThreadedServer[DiscordServer], model: ModelServer
 ) -> None:
     """Discord recognises a repeated nonce, also with a file."""

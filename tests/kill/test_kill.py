@@ -6,13 +6,12 @@ import os
 import random
 import re
 from pathlib import Path
-from statistics import median
 
 import pytest
 
 import everhold
-from everhold.engine.supervisor import LEASE_SECONDS
 from everhold.ports.store import Step
+from everhold.testing.kill.child import DRAIN_SECONDS
 from everhold.testing.kill.gates import UNREACHED, KillGate, KillMoment, list_kill_gates
 from everhold.testing.kill.mutants import MUTANTS
 from everhold.testing.kill.trial import READY_SECONDS, KillTrial, KillTrialResult
@@ -20,7 +19,6 @@ from everhold.testing.kill.trial import READY_SECONDS, KillTrial, KillTrialResul
 FROM = int(os.environ.get("EVERHOLD_FROM", "0"))
 KILLS = int(os.environ.get("EVERHOLD_KILLS", "1000"))
 KILLS_PER_RUN = 50
-HARD_SECONDS = 10 * READY_SECONDS
 TOURS = 20
 
 
@@ -28,9 +26,9 @@ def assert_no_failures(outcome: KillTrialResult) -> None:
     assert not outcome.failures, str(outcome)
     # a start uses 0.3 s of CPU; one that read the whole log would use more, however busy this machine is
     assert max(outcome.computed) < READY_SECONDS, str(outcome)
-    # a start that waits for something, such as a lease, would do so every time
-    assert min(outcome.startup_seconds) < HARD_SECONDS, str(outcome)
-    assert median(outcome.startup_seconds) < LEASE_SECONDS / 2, str(outcome)
+    # nor does it wait for something, such as a lease
+    assert max(outcome.start_waits) < 0.5, str(outcome)
+    assert max(outcome.stop_waits, default=0.0) < 2 * DRAIN_SECONDS, str(outcome)
     assert outcome.counts["messages"] > 20, str(outcome)
 
 
@@ -66,7 +64,7 @@ async def test_a_kill_at_any_named_commit_is_survived(moment: KillMoment) -> Non
     assert outcome.counts["kills"] >= len(stops)
 
 
-async def test_what_runs_at_sigterm_is_resumed() -> None:
+async def test_a_turn_running_at_sigterm_is_resumed() -> None:
     async with KillTrial(3) as trial:
         process = await trial.start()
         await process.wait_until_ready()
@@ -78,6 +76,7 @@ async def test_what_runs_at_sigterm_is_resumed() -> None:
         await process.stop()
         outcome = await trial.finish_and_compare()
     assert_no_failures(outcome)
+    assert outcome.stop_waits, "no process reported how it stopped"
 
 
 @pytest.mark.parametrize("bug", MUTANTS)
@@ -102,13 +101,13 @@ def test_unreached_steps_are_not_used() -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(100 + FROM // KILLS_PER_RUN, 100 + -(-KILLS // KILLS_PER_RUN)))
-async def test_many_kills(seed: int) -> None:
+async def test_many_kills_lose_double_and_reorder_nothing(seed: int) -> None:
     assert_no_failures(await run_random_kills(seed, KILLS_PER_RUN))
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(1000, 1000 + TOURS))
-async def test_many_kills_at_named_commits(seed: int) -> None:
+async def test_many_kills_at_named_commits_are_survived(seed: int) -> None:
     rng = random.Random(seed)
     stops = [
         KillGate(gate.step, gate.moment, nth=rng.choice((1, 1, 2, 3)) if can_repeat(gate) else 1)

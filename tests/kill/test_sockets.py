@@ -219,7 +219,7 @@ def wait_until_idle(home: CommandHome, seconds: float = LIMIT_SECONDS) -> None:
     )
 
 
-def test_killed_while_it_thinks_it_answers_once(
+def test_a_gateway_killed_during_a_turn_answers_once(
     home: CommandHome, remote: PlatformUnderTest, model: ModelServer
 ) -> None:
     remote.write("hello", 1)
@@ -244,9 +244,7 @@ def test_killed_while_it_thinks_it_answers_once(
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
-def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(
-    home: CommandHome, remote: PlatformUnderTest
-) -> None:
+def test_a_gateway_killed_at_any_time_loses_and_doubles_nothing(home: CommandHome, remote: PlatformUnderTest) -> None:
     rng = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))
     kills = max(5, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)
     sent: dict[int, list[str]] = {person: [f"m{person}, to begin with"] for person in PEOPLE}

@@ -100,7 +100,7 @@ def wait_until_idle(home: CommandHome) -> None:
     wait_until(lambda: not json.loads(home.run_in_process("status", "--json").out or '{"waiting": [1]}')["waiting"])
 
 
-def test_killed_while_it_thinks_it_answers_once(
+def test_a_gateway_killed_during_a_turn_answers_once(
     home: CommandHome, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     model.add_steps(HangingConnection())
@@ -121,7 +121,7 @@ def test_killed_while_it_thinks_it_answers_once(
 
 
 @pytest.mark.prove
-def test_killed_before_it_confirms_it_hears_nothing_twice(
+def test_a_gateway_killed_before_the_confirmation_hears_nothing_twice(
     home: CommandHome, telegram: ThreadedServer[TelegramServer]
 ) -> None:
     gateway = home.start_gateway()
@@ -141,7 +141,7 @@ def test_killed_before_it_confirms_it_hears_nothing_twice(
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
-def test_killed_at_any_moment_it_loses_nothing_and_counts_what_it_cannot_know(
+def test_a_gateway_killed_at_any_time_loses_nothing_and_counts_blind_resends(
     home: CommandHome, telegram: ThreadedServer[TelegramServer], model: ModelServer
 ) -> None:
     rng = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))

@@ -34,7 +34,7 @@ class LedgerService:
         self.offers: frozenset[MemoryCapability] = frozenset({MemoryCapability.SIGNATURE, MemoryCapability.CLOSE})
         self.tools: Callable[[], Any] = lambda: [CountTool()]
         self.prompt: Callable[[], Any] = lambda: "The ledger counts."
-        self.health: Callable[[], Any] = lambda: ProviderHealth(well=True, text="counting")
+        self.health: Callable[[], Any] = lambda: ProviderHealth(healthy=True, text="counting")
         self.during: Callable[[LedgerProvider, MemoryBatch], Awaitable[None]] | None = None
         """Called while an item is being stored."""
 
@@ -59,7 +59,11 @@ class LedgerProvider:
         self.stored = 0
         self.asking = 0
         self.closed = asyncio.Event()
+        self.personas: list[str] = []
         ledger_service.built.append(self)
+
+    def set_persona(self, persona: str) -> None:
+        self.personas.append(persona)
 
     @property
     def key(self) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct, structs
 
 from everhold.core.entries import ChatLocation, Stamp
 from everhold.errors import InDoubt, Transient
+from everhold.memories.factory import MemoryFactory
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     Exchange,
     MemoryBatch,
     MemoryItem,
@@ -15,13 +22,21 @@ from everhold.ports.memory import (
     MemoryQuery,
     MemoryRetraction,
     MemoryUtterance,
+    ProviderDeletion,
 )
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.plugin import PluginContext
-from everhold.ports.tool import ToolContext
+from everhold.ports.tool import ToolContext, ToolResult
 from everhold.testing.gateway import RecordingLogger
 
 AT = 1_760_000_000.0
+
+
+class ClosingMemory(Protocol):
+    async def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=ClosingMemory)
 
 
 class WallClock:
@@ -34,6 +49,21 @@ class WallClock:
 
 def make_context(directory: Any, *, agent: str = "main", instance: str = "memory") -> PluginContext:
     return PluginContext(agent=agent, instance=instance, directory=directory, log=RecordingLogger(), clock=WallClock())
+
+
+@contextlib.asynccontextmanager
+async def open_memories(factory: MemoryFactory[P], directory: Path, **usual: Any) -> AsyncIterator[Callable[..., P]]:
+    """A function that makes memories with these settings and its own. They are closed at the end."""
+    made: list[P] = []
+
+    def make(*, agent: str = "main", **settings: Any) -> P:
+        given = factory.Settings.model_validate({**usual, **settings})
+        made.append(factory(given, make_context(directory, agent=agent)))
+        return made[-1]
+
+    yield make
+    for memory in made:
+        await memory.close()
 
 
 def make_stamp(who: str = "ada", group: str = "") -> Stamp:
@@ -149,3 +179,44 @@ def make_tool_context(who: str = "ada", group: str = "", *, session: str = "s1",
         stamp=make_stamp(who, group),
         origin=ChatLocation(platform="fake", chat="1"),
     )
+
+
+class Forgetting(Struct, frozen=True):
+    """What a provider did when it was asked to forget somebody."""
+
+    deletions: list[ProviderDeletion]
+
+    @property
+    def deleted(self) -> int:
+        return sum(it.count for it in self.deletions if it.state is ErasureState.ASKED and not it.hidden)
+
+    @property
+    def kept(self) -> list[str]:
+        """What remains and can be read there."""
+        return [f"{it.what}: {it.reason}" for it in self.deletions if it.state is ErasureState.CANNOT and not it.hidden]
+
+
+async def forget(
+    memory: Any, *identities: str, keys: Sequence[str] = (), groups: Sequence[str] = (), rebuild: bool = False
+) -> Forgetting:
+    """Ask a provider as the gateway does: once, and again when its sessions were left."""
+    audiences = (*((f"person:{it}",) for it in identities), *((f"chat:{it}",) for it in groups))
+    target = ErasureTarget(identities=identities, keys=tuple(keys), audiences=audiences, rebuild=rebuild)
+    found = list(await memory.forget(target))
+    moved = {it.session: f"{it.session}-2" for it in found if it.state is ErasureState.PLANNED}
+    if moved:
+        again = await memory.forget(structs.replace(target, moved_sessions=moved))
+        found = list(({it.id: it for it in found} | {it.id: it for it in again}).values())
+    return Forgetting(found)
+
+
+async def confirm(memory: Any, forgetting: Forgetting) -> list[str]:
+    """Return the states after reading back."""
+    asked = [it for it in forgetting.deletions if it.state in (ErasureState.ASKED, ErasureState.UNCONFIRMED)]
+    states = await memory.confirm_deletions(asked)
+    return [str(states[it.id]) for it in asked]
+
+
+def read_tool(result: ToolResult) -> str:
+    """Return everything that a tool found, before the gateway judges it."""
+    return "\n".join([result.text, *(f"[{it.remote_id or it.person}] {it.text}" for it in result.hits)])

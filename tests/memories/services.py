@@ -98,4 +98,5 @@ class MemoryServices:
             memories = {name: {**given, "write": write} for name, given in memories.items()}
         # the search over all messages is not tested here
         main = {"memories": list(chosen), "recall": {"deadline_seconds": 60}, **(agent or {})}
-        return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories})
+        people = [{"name": "ada"}, {"name": "bob"}]
+        return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories, "people": people})

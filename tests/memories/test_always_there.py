@@ -33,20 +33,20 @@ async def ask_about_garden(t: RunningGateway, chat: str) -> list[tuple[str, str]
     return [(item["provider"], item["text"]) for item in why.get("shown", ())]
 
 
-async def test_nothing_needs_to_be_configured(tmp_path: Path, ledger_service: LedgerService) -> None:
+async def test_the_builtin_memory_needs_no_configuration(tmp_path: Path, ledger_service: LedgerService) -> None:
     async with RunningGateway(tmp_path, config(None)) as t:
         await t.send_and_wait(GARDEN, chat="past")
         assert ("builtin", GARDEN) in await ask_about_garden(t, "now")
 
 
 @pytest.mark.parametrize("listed", [["ledger"], []], ids=["a-service", "none"])
-async def test_a_list_without_it_keeps_it_out_of_turns_and_of_nothing_else(
+async def test_a_list_without_builtin_excludes_it_from_turns_only(
     tmp_path: Path, ledger_service: LedgerService, listed: list[str]
 ) -> None:
     async with RunningGateway(tmp_path, config(listed)) as t:
         await t.send_and_wait(GARDEN, chat="past")
         assert await ask_about_garden(t, "now") == []  # lists replace
-        found = await t.app.memory_admin.search_memories("tea garden", agent="main", person="ada")
+        found = await t.app.memory_admin.search_memories("tea garden", agent="main", person="local:ada")
         assert (found["memories"][0]["provider"], found["memories"][0]["text"]) == ("builtin", GARDEN)
         assert found["unavailable"] == []
         assert GARDEN in await t.send_and_wait("/memory search tea garden", chat="now")

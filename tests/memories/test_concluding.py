@@ -26,7 +26,7 @@ def make_tool_calls(*wanted: tuple[str, dict[str, str]]) -> ModelServerReply:
 
 @every_write
 @pytest.mark.parametrize("down", [False, True], ids=["being created", "down"])
-async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
+async def test_conclusions_facts_and_searches_in_one_turn_are_stored_once(
     tmp_path: Path, services: MemoryServices, write: str | int, down: bool
 ) -> None:
     honcho = services.honcho

@@ -54,7 +54,7 @@ class ThreadedServiceHarness:
         return texts
 
     async def _there(self, work: Any) -> None:
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.service._loop))
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.service.loop))
 
 
 @pytest.mark.slow

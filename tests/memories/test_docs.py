@@ -21,7 +21,7 @@ EXPLANATION = ROOT / "docs" / "explanation" / "how-memory-works.md"
 SKELETON = ROOT / "src" / "everhold" / "cli" / "skeleton" / "memory" / "provider.py.txt"
 
 
-def test_the_provider_of_40_lines_keeps_the_whole_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_provider_of_40_lines_passes_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
     code = [line for line in blocks[0].splitlines() if line.strip()]
     body = [line for line in code if not line.startswith(("import", "from"))]
@@ -38,12 +38,12 @@ def test_the_provider_of_40_lines_keeps_the_whole_promise(tmp_path: Path, monkey
     assert sum(it.state == "passed" for it in outcomes) == len(CHECKS) - 3
 
 
-def test_the_page_counts_the_checks_right() -> None:
+def test_the_page_states_the_number_of_checks() -> None:
     assert f"{len(CHECKS)} checks" in HOW_TO.read_text()
 
 
 @pytest.mark.parametrize("page", [REFERENCE, EXPLANATION], ids=["reference", "explanation"])
-def test_every_proof_in_the_table_is_a_test_that_exists(page: Path) -> None:
+def test_every_test_named_in_the_table_exists(page: Path) -> None:
     named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text()))
     assert len(named) >= 12
     for file, test in sorted(named):
@@ -51,7 +51,7 @@ def test_every_proof_in_the_table_is_a_test_that_exists(page: Path) -> None:
         assert there, f"{file}::{test}"
 
 
-def test_every_row_of_the_table_has_a_proof() -> None:
+def test_every_row_of_the_table_names_a_test() -> None:
     _, _, table = REFERENCE.read_text().partition("## When each is called")
     rows = [
         line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ") and "| when |" not in line
@@ -60,7 +60,7 @@ def test_every_row_of_the_table_has_a_proof() -> None:
     assert [row for row in rows if not re.search(r"`test_\w+\.py::test_\w+`", row)] == []
 
 
-def test_every_capability_stands_in_the_table() -> None:
+def test_every_capability_is_in_the_table() -> None:
     text = REFERENCE.read_text()
     assert [it for it in MemoryCapability if f"`{it}`" not in text and f"`{it}(" not in text] == []
 

@@ -27,7 +27,7 @@ async def read_status(t: RunningGateway) -> tuple[dict[str, Any], str]:
     return found, out.getvalue()
 
 
-async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(
+async def test_status_and_metrics_show_a_failing_memory_and_its_recovery(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     ledger_service.key = "the-right-key-0123456789"
@@ -47,9 +47,9 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(
         await t.wait_until(failing)
         found, shown = await read_status(t)
         (memory,) = found["memories"]
-        assert (memory["state"], memory["lag"], memory["error"]) == ("failing", 2, "the key is wrong")
-        assert began <= memory["oldest"] <= memory["since"] + 1 <= time.time() + 1
-        assert memory["again"] > began
+        assert (memory["state"], memory["backlog"], memory["error"]) == ("failing", 2, "the key is wrong")
+        assert began <= memory["backlog_since"] <= memory["failing_since"] + 1 <= time.time() + 1
+        assert memory["next_attempt_at"] > began
         assert "memory    ledger of main · failing · backlog 2, oldest" in shown
         assert "! memory:ledger: the key is wrong" in shown
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
@@ -62,8 +62,8 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(
         await t.wait_until(lambda: len(ledger_service.kept) == 3)
         await t.wait_until_idle()
         found, shown = await read_status(t)
-        assert (found["memories"][0]["state"], found["memories"][0]["lag"]) == ("well", 0)
-        assert "ledger of main · well · last stored" in shown
+        assert (found["memories"][0]["state"], found["memories"][0]["backlog"]) == ("healthy", 0)
+        assert "ledger of main · healthy · last stored" in shown
         assert "no problems" in shown
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             metrics = (await client.get("/metrics")).text

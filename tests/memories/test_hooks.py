@@ -31,6 +31,7 @@ from everhold.testing.fakes import FakeMemoryProvider, FakeModel
 from everhold.testing.gateway import InProcessGateway
 from tests.e2e.running_gateway import RunningGateway
 from tests.memories.ledger import CountTool, LedgerService
+from tests.memories.memory_items import make_tool_context
 
 
 class Attentive(FakeMemoryProvider):
@@ -44,6 +45,8 @@ class Attentive(FakeMemoryProvider):
         self.views: list[tuple[MemoryScope, Sequence[MemoryUtterance]]] = []
         self.hangs = False
         self.raises = False
+
+    def set_persona(self, persona: str) -> None: ...
 
     async def session_switched(self, switch: SessionSwitch) -> None:
         await self._apply_fault()
@@ -63,14 +66,22 @@ class Attentive(FakeMemoryProvider):
     def prompt(self) -> str:
         return ""
 
-    async def forget(self, person: str) -> Any:
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
         raise AssertionError("not here")
+
+    async def remove_session(self, name: str) -> str:
+        raise AssertionError("not here")
+
+    async def forget(self, target: Any) -> Any:
+        raise AssertionError("not here")
+
+    confirm_deletions = forget
 
     def export(self, person: str) -> Any:
         raise AssertionError("not here")
 
     async def health(self) -> ProviderHealth:
-        return ProviderHealth(well=not self.raises, text="so-so")
+        return ProviderHealth(healthy=not self.raises, text="so-so")
 
     async def close(self) -> None: ...
 
@@ -113,7 +124,7 @@ def attach_attentive(gateway: InProcessGateway) -> Attentive:
 # -- missing capabilities ----------------------------------------------------------------------------------------------
 
 
-def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InProcessGateway) -> None:
+def test_store_and_find_are_enough_for_a_provider(gateway: InProcessGateway) -> None:
     provider = Minimal()
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.settings |= {"switch_memories": ("a",), "recall_memories": ("a",), "recall_seconds": 1.0}
@@ -124,7 +135,7 @@ def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InPro
     gateway.send_message("/undo")
     gateway.send_message("/new")
     gateway.send_message("three")
-    assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "well"
+    assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "healthy"
     assert len(provider.batches) == 3  # an undo is not reported to a memory that cannot retract
     attached = gateway.runtimes.find_memory("a", "main")
     assert attached is not None
@@ -150,7 +161,7 @@ def test_storing_and_finding_are_enough_and_nothing_else_is_asked(gateway: InPro
         ({"visible_after": -1}, "`visible_after` is -1"),
     ],
 )
-async def test_a_provider_that_contradicts_itself_is_refused_by_name(wrong: dict[str, Any], why: str) -> None:
+async def test_an_inconsistent_provider_is_refused_by_name(wrong: dict[str, Any], why: str) -> None:
     provider = Minimal()
     for name, value in wrong.items():
         setattr(provider, name, value)
@@ -163,7 +174,7 @@ async def test_a_provider_that_contradicts_itself_is_refused_by_name(wrong: dict
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, ["key"], {"key": 7}, {7: "key"}, "text"])
-def test_nonsense_from_store_is_in_doubt_and_named(gateway: InProcessGateway, nonsense: Any) -> None:
+def test_an_invalid_result_of_store_is_in_doubt_and_named(gateway: InProcessGateway, nonsense: Any) -> None:
     class Odd(FakeMemoryProvider):
         async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
             kept = await super().store(batch)
@@ -174,12 +185,12 @@ def test_nonsense_from_store_is_in_doubt_and_named(gateway: InProcessGateway, no
     gateway.runtimes.memories["a"] = provider = Odd()
     gateway.send_message("one")
     (memory,) = gateway.run(gateway.control.collect_status())["memories"]
-    assert (memory["state"], memory["lag"]) == ("failing", 1)
+    assert (memory["state"], memory["backlog"]) == ("failing", 1)
     assert "answered `store` with" in memory["error"]
     assert gateway.list_shown_texts() == ["You said: one"]
     provider.sane = True
     gateway.run_until_idle(60)
-    assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "well"
+    assert gateway.run(gateway.control.collect_status())["memories"][0]["state"] == "healthy"
     assert [len(items) for items in provider.kept.values()] == [1]
 
 
@@ -192,7 +203,7 @@ def test_nonsense_from_store_is_in_doubt_and_named(gateway: InProcessGateway, no
         [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_nonsense_from_find_leaves_the_turn_alone(gateway: InProcessGateway, nonsense: Any) -> None:
+def test_an_invalid_result_of_find_does_not_affect_the_turn(gateway: InProcessGateway, nonsense: Any) -> None:
     class Odd(FakeMemoryProvider):
         async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
             return nonsense  # type: ignore[no-any-return]
@@ -210,7 +221,7 @@ def test_nonsense_from_find_leaves_the_turn_alone(gateway: InProcessGateway, non
     assert gateway.logger.find_events("recall.failed")
 
 
-def test_no_more_is_taken_than_was_asked_for(gateway: InProcessGateway) -> None:
+def test_hits_beyond_the_requested_limit_are_dropped(gateway: InProcessGateway) -> None:
     class Eager(FakeMemoryProvider):
         async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
             return [MemoryHit(text=str(number)) for number in range(100_000)]
@@ -223,7 +234,7 @@ def test_no_more_is_taken_than_was_asked_for(gateway: InProcessGateway) -> None:
 # -- retractions -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_undone_is_taken_back_only_from_those_who_can(gateway: InProcessGateway) -> None:
+def test_an_undo_is_retracted_only_from_memories_that_support_it(gateway: InProcessGateway) -> None:
     able, unable = FakeMemoryProvider(), Minimal()
     gateway.runtimes.memories |= {"able": able, "unable": unable}
     session = gateway.send_message("one").session
@@ -233,7 +244,7 @@ def test_what_was_undone_is_taken_back_only_from_those_who_can(gateway: InProces
     assert not any(isinstance(item, MemoryRetraction) for item in unable.batches[0].items)
 
 
-def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(gateway: InProcessGateway) -> None:
+def test_a_lost_response_to_an_unsent_item_causes_no_doubt(gateway: InProcessGateway) -> None:
     class Asked(FakeMemoryProvider):
         capabilities = frozenset({MemoryCapability.PROBE})
 
@@ -253,7 +264,7 @@ def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(gateway:
 
 
 @pytest.mark.parametrize("command, how", [("/new", "new"), ("/branch", "branch"), ("/compress here 0", "compression")])
-def test_a_turn_of_the_talk_is_told_once_all_before_it_is_delivered(
+def test_a_session_switch_is_reported_once_all_earlier_items_are_delivered(
     gateway: InProcessGateway, command: str, how: str
 ) -> None:
     provider = attach_attentive(gateway)
@@ -296,7 +307,7 @@ def test_a_memory_without_the_capability_gets_no_switches(gateway: InProcessGate
 # -- before a summary --------------------------------------------------------------------------------------------------
 
 
-def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(gateway: InProcessGateway) -> None:
+def test_notes_of_a_memory_before_a_summary_reach_the_summary(gateway: InProcessGateway) -> None:
     provider = attach_attentive(gateway)
     summariser = use_short_summaries(gateway)
     gateway.runtimes.settings["review_every_turns"] = 10
@@ -313,7 +324,7 @@ def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(
 
 
 @pytest.mark.parametrize("marks, trigger", [((0.3, 0.95), "soft"), ((2.0, 0.5), "hard")], ids=["soft", "hard"])
-def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
+def test_the_turns_shown_before_a_summary_equal_the_log(
     gateway: InProcessGateway, marks: tuple[float, float], trigger: str
 ) -> None:
     """The log is not read for it, because the context cache still holds the turns."""
@@ -372,7 +383,7 @@ def config(**more: Any) -> str:
     return json.dumps({"defaults": {"tools": [], "memories": []}, "agents": agents, "memories": {"ledger": more}})
 
 
-async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(
+async def test_a_provider_s_tools_are_added_under_their_own_names(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     ledger_service.offers |= {MemoryCapability.TOOLS}
@@ -389,7 +400,7 @@ async def test_a_provider_s_tools_join_the_agent_s_under_their_own_names(
         t.app.agents.get_runtime("main", {})
         assert len(ledger_service.built) == 2
         await ledger_service.built[0].closed.wait()
-        context: Any = None
+        context = make_tool_context()
         # a caller that still holds the old tool reaches the new provider
         assert "by ledger 2" in (await offered.run({}, context)).text
 
@@ -415,7 +426,7 @@ async def test_invalid_or_too_many_tools_are_left_out_and_reported(
         assert "tools" in problem["message"]
 
 
-async def test_a_provider_s_block_stands_in_the_prompt_and_stays_the_same(
+async def test_a_provider_s_prompt_block_is_in_the_prompt_and_does_not_change(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     ledger_service.offers |= {MemoryCapability.PROMPT}
@@ -442,13 +453,13 @@ async def test_an_invalid_prompt_is_left_out_and_reported(
 @pytest.mark.parametrize(
     "health, state, says",
     [
-        (lambda: ProviderHealth(well=True, text="counting"), "well", "counting"),
-        (lambda: ProviderHealth(well=False, text="out of ink"), "failing", "out of ink"),
+        (lambda: ProviderHealth(healthy=True, text="counting"), "healthy", "counting"),
+        (lambda: ProviderHealth(healthy=False, text="out of ink"), "failing", "out of ink"),
         (lambda: "fine", "failing", "answered `health` with"),
         (lambda: 1 // 0, "failing", "ZeroDivisionError"),
     ],
 )
-async def test_how_a_provider_says_it_is_stands_in_the_status(
+async def test_the_health_of_a_provider_is_in_the_status(
     tmp_path: Path, ledger_service: LedgerService, health: Any, state: str, says: str
 ) -> None:
     ledger_service.offers |= {MemoryCapability.HEALTH}
@@ -458,4 +469,4 @@ async def test_how_a_provider_says_it_is_stands_in_the_status(
         await t.wait_until_idle()
         (memory,) = (await t.app.session_admin.collect_status())["memories"]
         assert (memory["memory"], memory["agent"], memory["state"]) == ("ledger", "main", state)
-        assert says in memory["says"]
+        assert says in memory["report"]

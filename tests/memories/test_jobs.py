@@ -65,7 +65,7 @@ def attach_job_memory(gateway: InProcessGateway, delivery: DeliveryGuarantee = D
     return provider
 
 
-def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_session(gateway: InProcessGateway) -> None:
+def test_the_memory_receives_task_and_result_under_the_session_s_name(gateway: InProcessGateway) -> None:
     provider = attach_job_memory(gateway)
     session = gateway.send_message("hello").session
     gateway.send_message("/background what is the answer?")
@@ -78,7 +78,7 @@ def test_it_is_told_what_was_asked_and_what_came_of_it_under_the_name_of_the_ses
     gateway.assert_sound()
 
 
-def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -> None:
+def test_memories_without_the_capability_are_neither_called_nor_woken(gateway: InProcessGateway) -> None:
     provider = FakeMemoryProvider()
     gateway.runtimes.memories["a"] = provider
     gateway.runtimes.model = FakeModel(answer_task)
@@ -98,9 +98,7 @@ def test_nobody_else_hears_of_it_or_is_woken_for_it(gateway: InProcessGateway) -
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", [Step.JOB, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
-def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(
-    gateway: InProcessGateway, step: Step, after: bool
-) -> None:
+def test_a_crash_at_any_step_loses_and_doubles_no_job(gateway: InProcessGateway, step: Step, after: bool) -> None:
     provider = attach_job_memory(gateway)
     gateway.send_message("hello")
     crash_at_step(gateway, step, after=after)
@@ -137,7 +135,7 @@ def test_a_paced_memory_receives_a_job_at_once_like_a_note(gateway: InProcessGat
     assert provider.line[2:] == ["thanks", "you are welcome", "good night"]
 
 
-def test_a_lost_answer_and_a_replay_tell_the_same_again(gateway: InProcessGateway) -> None:
+def test_a_lost_response_and_a_replay_send_the_same_job_again(gateway: InProcessGateway) -> None:
     provider = attach_job_memory(gateway, DeliveryGuarantee.UNACKNOWLEDGED)
     gateway.send_message("/background what is the answer?", rest=False)
     provider.faults.lose_next_answer()

@@ -198,7 +198,7 @@ async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path)
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // A_RUN)))
-async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int) -> None:
+async def test_many_kills_lose_and_double_nothing_in_four_memories(tmp_path: Path, seed: int) -> None:
     write = WRITES_WHEN[seed % len(WRITES_WHEN)]
     began = time.monotonic()
     gateway = await run_kills(tmp_path, kills=A_RUN, seed=seed, write=write)

@@ -15,7 +15,7 @@ from everhold.assembly import memory_providers
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.engine.memory import destination as memory_destination
 from everhold.errors import InDoubt
-from everhold.ports.memory import MemoryBatch
+from everhold.ports.memory import MemoryBatch, MemoryCapability
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.gateway import RecordingLogger
 from everhold.testing.seeded_random import SeededRandom
@@ -55,7 +55,7 @@ async def test_an_installed_provider_is_not_imported_and_an_unused_one_not_built
     assert "must_not_be_imported" not in sys.modules
 
 
-async def test_there_is_one_object_per_instance_and_agent_with_its_own_settings(
+async def test_each_memory_and_agent_has_one_provider_object_with_its_settings(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     agents = {
@@ -77,7 +77,7 @@ async def test_there_is_one_object_per_instance_and_agent_with_its_own_settings(
     assert all(it.closed.is_set() for it in ledger_service.built)
 
 
-async def test_a_missing_secret_disables_one_instance_and_its_items_stay_queued(
+async def test_a_missing_secret_disables_one_memory_and_its_items_wait(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     text = config(good={"provider": "ledger", "account": "good"}, ledger={"api_key_env": "LEDGER_KEY"})
@@ -103,7 +103,7 @@ async def test_a_missing_secret_disables_one_instance_and_its_items_stay_queued(
         assert (await read_status(t))["problems"] == []
 
 
-async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_work(
+async def test_a_memory_that_cannot_be_built_is_named_and_the_others_work(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     def fail() -> None:
@@ -123,7 +123,7 @@ async def test_one_that_cannot_be_built_is_named_with_its_remedy_and_the_others_
         assert t.log.getvalue().count("memory.unavailable") == 1
 
 
-async def test_a_provider_that_is_not_installed_is_named_and_nothing_else_suffers(
+async def test_a_missing_provider_is_named_and_affects_nothing_else(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     async with RunningGateway(tmp_path, config(good={"provider": "ledger"}, gone={"provider": "nowhere"})) as t:
@@ -133,7 +133,7 @@ async def test_a_provider_that_is_not_installed_is_named_and_nothing_else_suffer
         assert any("nowhere" in problem["message"] and problem["remedy"] for problem in problems)
 
 
-async def test_on_a_change_the_call_in_flight_ends_and_what_waits_goes_through_the_new_client(
+async def test_after_a_change_the_running_call_ends_and_waiting_items_use_the_new_client(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -192,7 +192,7 @@ async def test_a_cursor_with_a_backlog_changes_to_the_new_client(
         assert list_said(ledger_service) == ["one", "two", "three"]
 
 
-async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_drain(
+async def test_a_corrected_key_takes_effect_although_the_old_client_cannot_finish(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     ledger_service.key = KEY
@@ -214,7 +214,7 @@ async def test_a_corrected_key_takes_effect_though_the_old_client_could_never_dr
         await asyncio.wait_for(ledger_service.built[0].closed.wait(), LIMIT_SECONDS)
 
 
-async def test_another_signature_builds_the_agent_anew_before_the_next_message(
+async def test_a_changed_signature_rebuilds_the_agent_before_the_next_message(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     signature = {"ledger.model": "a"}
@@ -233,7 +233,7 @@ async def test_another_signature_builds_the_agent_anew_before_the_next_message(
         await asyncio.wait_for(ledger_service.built[0].closed.wait(), LIMIT_SECONDS)
 
 
-async def test_a_signature_that_raises_keeps_what_there_is_and_says_so_once(
+async def test_a_signature_that_raises_keeps_the_memory_and_is_reported_once(
     tmp_path: Path, ledger_service: LedgerService
 ) -> None:
     def fall() -> dict[str, str]:
@@ -292,7 +292,9 @@ async def test_a_message_reads_no_file(tmp_path: Path, ledger_service: LedgerSer
     assert [path for path in opened if str(tmp_path) in path] == []
 
 
-async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, ledger_service: LedgerService) -> None:
+async def test_the_in_doubt_policy_of_an_agent_s_memory_is_applied(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
     lost = {"main", "coder"}
 
     async def lose(ledger: LedgerProvider, batch: MemoryBatch) -> None:
@@ -340,7 +342,7 @@ async def test_a_memory_that_does_not_close_delays_no_stop(
             await t.app.agents.memories.close()
 
 
-async def test_who_wants_an_agent_s_model_only_builds_no_memory(tmp_path: Path, ledger_service: LedgerService) -> None:
+async def test_using_only_an_agent_s_model_builds_no_memory(tmp_path: Path, ledger_service: LedgerService) -> None:
     t = RunningGateway(tmp_path, config(ledger={}))
     settings = load_home_settings(t.home, environ={})
     diary = RecordingLogger()
@@ -350,3 +352,19 @@ async def test_who_wants_an_agent_s_model_only_builds_no_memory(tmp_path: Path, 
     await store.close()
     assert not ledger_service.built
     assert not diary.lines
+
+
+async def test_a_memory_is_told_who_the_agent_is_and_when_that_changes(
+    tmp_path: Path, ledger_service: LedgerService
+) -> None:
+    ledger_service.offers = frozenset({MemoryCapability.PERSONA})
+
+    def make_config(persona: str) -> str:
+        return config({"main": {"memories": ["ledger"], "persona": {"text": persona}}}, ledger={})
+
+    async with RunningGateway(tmp_path, make_config("You are calm.")) as t:
+        await t.send_and_wait("one")
+        t.configure(make_config("You are brief."))
+        await t.send_and_wait("two")
+        (built,) = ledger_service.built
+        assert built.personas == ["You are calm.", "You are brief."]

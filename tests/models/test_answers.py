@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everhold.core.entries import ToolCall
-from everhold.models.reasoning import strip_seal
+from everhold.models.transcript import strip_seal
 from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.models.conftest import Connect
@@ -19,7 +19,7 @@ WEATHER = ToolSpec(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_text_arrives_whole_and_in_pieces(server: ModelServer, connect: Connect, stream: bool) -> None:
+async def test_text_is_returned_whole_and_streamed(server: ModelServer, connect: Connect, stream: bool) -> None:
     server.add_steps(ModelServerReply(text="Good morning, Ada. ☀️ How are you?"))
     heard: list[str] = []
     answer = await connect(stream=stream).answer(HELLO, on_text=heard.append)
@@ -31,7 +31,7 @@ async def test_text_arrives_whole_and_in_pieces(server: ModelServer, connect: Co
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_calls_come_out_of_their_fragments(server: ModelServer, connect: Connect, stream: bool) -> None:
+async def test_calls_are_assembled_from_fragments(server: ModelServer, connect: Connect, stream: bool) -> None:
     first = ToolCall(id="call_1", tool="weather", arguments={"city": "Zürich", "days": 3})
     second = ToolCall(id="call_2", tool="weather", arguments={})
     server.add_steps(ModelServerReply(text="Let me look.", calls=(first, second)))
@@ -42,7 +42,7 @@ async def test_calls_come_out_of_their_fragments(server: ModelServer, connect: C
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_reasoning_is_kept_apart(server: ModelServer, connect: Connect, stream: bool) -> None:
+async def test_reasoning_is_kept_separate_from_text(server: ModelServer, connect: Connect, stream: bool) -> None:
     server.add_steps(ModelServerReply(text="42", reasoning="Six times seven."))
     heard: list[str] = []
     answer = await connect(stream=stream).answer(HELLO, on_text=heard.append)
@@ -51,7 +51,7 @@ async def test_reasoning_is_kept_apart(server: ModelServer, connect: Connect, st
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_usage_has_a_price(server: ModelServer, connect: Connect, stream: bool) -> None:
+async def test_usage_is_priced(server: ModelServer, connect: Connect, stream: bool) -> None:
     server.add_steps(ModelServerReply(text="word " * 400))
     model = connect(stream=stream, price={"input": 2.0, "cached": 0.5, "cache_write": 2.0, "output": 10.0})
     answer = await model.answer(HELLO)
@@ -61,7 +61,7 @@ async def test_usage_has_a_price(server: ModelServer, connect: Connect, stream: 
     assert usage.usd == pytest.approx((usage.input * 2 + 500 * 10) / 1e6)
 
 
-async def test_a_server_that_counts_nothing_is_estimated(server: ModelServer, connect: Connect) -> None:
+async def test_usage_is_estimated_if_the_server_reports_none(server: ModelServer, connect: Connect) -> None:
     server.add_steps(ModelServerReply(text="word " * 400, usage=False))
     answer = await connect(price={"input": 2.0, "output": 10.0}).answer(HELLO)
     assert 400 <= answer.usage.output <= 600
@@ -70,7 +70,7 @@ async def test_a_server_that_counts_nothing_is_estimated(server: ModelServer, co
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_says_that_it_was_cut_at_its_limit(server: ModelServer, connect: Connect, stream: bool) -> None:
+async def test_an_answer_cut_at_its_limit_is_marked(server: ModelServer, connect: Connect, stream: bool) -> None:
     model = connect(stream=stream)
     server.add_steps(
         ModelServerReply(text="Once upon a", finish="length"),

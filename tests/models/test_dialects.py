@@ -39,17 +39,17 @@ async def read(server: ModelServer, openai: Connect, *chunks: bytes, kind: str =
 END = chunk({}, "tool_calls") + DONE
 
 
-async def test_a_name_repeated_with_every_fragment(server: ModelServer, openai: Connect) -> None:
+async def test_a_name_repeated_in_every_fragment_is_used_once(server: ModelServer, openai: Connect) -> None:
     parts = [chunk(tool("c1", "note", part, index=0)) for part in ('{"a"', ": 1", "}")]
     assert (await read(server, openai, *parts, END)).calls == (ToolCall(id="c1", tool="note", arguments={"a": 1}),)
 
 
-async def test_a_name_in_pieces(server: ModelServer, openai: Connect) -> None:
+async def test_a_name_in_fragments_is_joined(server: ModelServer, openai: Connect) -> None:
     parts = [chunk(tool("c1", "look", "", index=0)), chunk(tool(None, "_up", "{}", index=0))]
     assert (await read(server, openai, *parts, END)).calls == (ToolCall(id="c1", tool="look_up"),)
 
 
-async def test_calls_without_an_index(server: ModelServer, openai: Connect) -> None:
+async def test_calls_without_an_index_are_separated(server: ModelServer, openai: Connect) -> None:
     """Without an index, or with the same one for all, a new id with a name begins a new call."""
     expected = (
         ToolCall(id="c1", tool="note", arguments={"a": 1}),
@@ -64,7 +64,7 @@ async def test_calls_without_an_index(server: ModelServer, openai: Connect) -> N
         assert (await read(server, openai, *parts, END)).calls == expected
 
 
-async def test_calls_whose_fragments_alternate(server: ModelServer, openai: Connect) -> None:
+async def test_calls_with_alternating_fragments_are_separated(server: ModelServer, openai: Connect) -> None:
     parts = [
         chunk(tool("c1", "note", "", index=0)),
         chunk(tool("c2", "look_up", "", index=1)),
@@ -76,18 +76,18 @@ async def test_calls_whose_fragments_alternate(server: ModelServer, openai: Conn
     assert [made.arguments for made in answer.calls] == [{"a": 1}, {"b": 2}]
 
 
-async def test_arguments_as_an_object_and_no_id(server: ModelServer, openai: Connect) -> None:
+async def test_arguments_as_an_object_without_an_id_are_accepted(server: ModelServer, openai: Connect) -> None:
     answer = await read(server, openai, chunk(tool(None, "note", {"a": 1})), END)
     assert answer.calls[0].arguments == {"a": 1}
     assert answer.calls[0].id.startswith("call_")
 
 
-async def test_calls_under_finish_reason_stop(server: ModelServer, openai: Connect) -> None:
+async def test_calls_with_finish_reason_stop_are_accepted(server: ModelServer, openai: Connect) -> None:
     answer = await read(server, openai, chunk(tool("c1", "note", "{}", index=0)), chunk({}, "stop"), DONE)
     assert answer.calls == (ToolCall(id="c1", tool="note"),)
 
 
-async def test_fragments_of_no_call_are_skipped(server: ModelServer, openai: Connect) -> None:
+async def test_fragments_without_a_call_are_skipped(server: ModelServer, openai: Connect) -> None:
     odd: list[Any] = [{"tool_calls": [None]}, {"tool_calls": 3}, {"tool_calls": [{"function": None}]}, {"content": 3}]
     answer = await read(server, openai, *(chunk(delta) for delta in odd), chunk({"content": "ok"}, "stop"), DONE)
     assert answer.text == "ok"
@@ -104,26 +104,26 @@ async def test_fragments_of_no_call_are_skipped(server: ModelServer, openai: Con
         b'data: {"choices":[{"delta":{},"usage":{"prompt_tokens":9,"completion_tokens":4,"cached_tokens":5}}]}\n\n',
     ],
 )
-async def test_usage_in_any_chunk(server: ModelServer, openai: Connect, usage: bytes) -> None:
+async def test_usage_in_any_chunk_is_read(server: ModelServer, openai: Connect, usage: bytes) -> None:
     early = chunk({"content": "ok"}, None, usage={"prompt_tokens": 9, "completion_tokens": 1})
     answer = await read(server, openai, early, usage, chunk({}, "stop", usage=None), DONE)
     assert (answer.usage.input, answer.usage.cached, answer.usage.output) == (9, 5, 4)
 
 
-async def test_usage_that_is_nonsense(server: ModelServer, openai: Connect) -> None:
+async def test_invalid_usage_is_ignored(server: ModelServer, openai: Connect) -> None:
     nonsense = {"prompt_tokens": "many", "completion_tokens": -3, "total_tokens": True, "cost": "free"}
     answer = await read(server, openai, chunk({"content": "ok"}, "stop", usage=nonsense), DONE)
     assert (answer.usage.input, answer.usage.output, answer.usage.usd) == (0, 0, 0.0)
 
 
-async def test_a_server_that_names_its_cost(server: ModelServer, openai: Connect) -> None:
+async def test_a_cost_reported_by_the_server_is_used(server: ModelServer, openai: Connect) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "cost": 0.0125}
     answer = await read(server, openai, chunk({"content": "ok"}, "stop", usage=usage), DONE)
     assert answer.usage.usd == 0.0125
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-async def test_reasoning_under_both_names(server: ModelServer, openai: Connect, field: str) -> None:
+async def test_reasoning_under_both_names_is_read(server: ModelServer, openai: Connect, field: str) -> None:
     answer = await read(server, openai, chunk({field: "be"}), chunk({field: "cause"}), chunk({"content": "so"}, "stop"))
     assert (answer.reasoning, answer.text) == ("because", "so")
 
@@ -141,14 +141,14 @@ async def test_reasoning_under_both_names(server: ModelServer, openai: Connect, 
         (["Use <think> tags</think>"], "Use <think> tags</think>", ""),
     ],
 )
-async def test_reasoning_in_tags(
+async def test_reasoning_in_tags_is_separated(
     server: ModelServer, openai: Connect, pieces: list[str], text: str, reasoning: str
 ) -> None:
     answer = await read(server, openai, *(chunk({"content": p}) for p in pieces), chunk({}, "stop"), DONE)
     assert (answer.text, answer.reasoning) == (text, reasoning)
 
 
-async def test_content_in_parts(server: ModelServer, openai: Connect) -> None:
+async def test_content_in_parts_is_joined(server: ModelServer, openai: Connect) -> None:
     parts: list[dict[str, Any]] = [
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
         {"content": [{"type": "text", "text": "Yes"}, None, {"type": "reference"}]},
@@ -157,7 +157,7 @@ async def test_content_in_parts(server: ModelServer, openai: Connect) -> None:
     assert (answer.text, answer.reasoning) == ("Yes", "hm")
 
 
-async def test_a_divided_surrogate_pair(server: ModelServer, openai: Connect) -> None:
+async def test_a_divided_surrogate_pair_is_joined(server: ModelServer, openai: Connect) -> None:
     halves = [
         b'data: {"choices":[{"delta":{"content":"a\\ud83d"}}]}\n\n',
         b'data: {"choices":[{"delta":{"content":"\\ude00b"}}]}\n\n',
@@ -181,12 +181,12 @@ async def test_other_choices_are_ignored(server: ModelServer, openai: Connect) -
     assert (await read(server, openai, chunk({"content": "A"}), other, chunk({}, "stop"), DONE)).text == "A"
 
 
-async def test_a_stream_under_another_name(server: ModelServer, openai: Connect) -> None:
+async def test_a_stream_with_another_content_type_is_read(server: ModelServer, openai: Connect) -> None:
     for kind in ("text/plain", "application/octet-stream", "application/json"):
         answer = await read(server, openai, b": hi\n\n", chunk({"content": "ok"}, "stop"), DONE, kind=kind)
         assert answer.text == "ok"
 
 
-async def test_a_whole_answer_though_a_stream_was_asked_for(server: ModelServer, openai: Connect) -> None:
+async def test_a_complete_answer_to_a_stream_request_is_read(server: ModelServer, openai: Connect) -> None:
     body = {"choices": [{"message": {"role": "assistant", "content": "ok"}, "finish_reason": None}]}
     assert (await read(server, openai, json.dumps(body).encode(), kind="application/json")).text == "ok"

@@ -146,7 +146,7 @@ async def test_a_redirect_is_not_followed(server: ModelServer, connect: Connect)
         ),
     ],
 )
-async def test_the_requested_wait_is_passed_on(
+async def test_the_requested_retry_delay_is_passed_on(
     server: ModelServer, connect: Connect, step: ModelServerStep, seconds: float
 ) -> None:
     server.add_steps(step)
@@ -165,7 +165,7 @@ async def test_no_request_is_repeated(server: ModelServer, connect: Connect) -> 
 # -- the wire ----------------------------------------------------------------------------------------------------------
 
 
-async def test_no_server(connect: Connect) -> None:
+async def test_a_missing_server_is_overloaded(connect: Connect) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -174,7 +174,7 @@ async def test_no_server(connect: Connect) -> None:
     assert "runs" in error.remedy
 
 
-async def test_a_connection_that_is_never_made(connect: Connect) -> None:
+async def test_a_connection_that_is_never_made_times_out(connect: Connect) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -193,12 +193,14 @@ async def test_a_connection_that_is_never_made(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_closed_without_an_answer(server: ModelServer, connect: Connect, reset: bool) -> None:
+async def test_a_connection_closed_without_an_answer_is_reported(
+    server: ModelServer, connect: Connect, reset: bool
+) -> None:
     server.add_steps(DroppedConnection(reset=reset))
     await fails(connect(), Overloaded)
 
 
-async def test_silence_before_the_first_byte(server: ModelServer, connect: Connect) -> None:
+async def test_silence_before_the_first_byte_times_out(server: ModelServer, connect: Connect) -> None:
     server.add_steps(HangingConnection())
     error = await fails(connect(deadline_seconds={**PATIENT, "first_byte": 0.25}), Overloaded)
     assert "no first byte within 0.25 s" in str(error)
@@ -206,13 +208,13 @@ async def test_silence_before_the_first_byte(server: ModelServer, connect: Conne
 
 
 @pytest.mark.parametrize("after", [1, 3])
-async def test_silence_in_mid_stream(server: ModelServer, connect: Connect, after: int) -> None:
+async def test_silence_during_a_stream_times_out(server: ModelServer, connect: Connect, after: int) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="hang", after=after)))
     error = await fails(connect(deadline_seconds={**PATIENT, "idle": 0.2}), Overloaded)
     assert "no next piece within 0.2 s" in str(error)
 
 
-async def test_headers_and_then_nothing(server: ModelServer, connect: Connect) -> None:
+async def test_headers_without_a_body_time_out(server: ModelServer, connect: Connect) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind="hang", after=0)))
     error = await fails(connect(deadline_seconds={**PATIENT, "first_byte": 0.25}), Overloaded)
     assert "no first byte" in str(error)
@@ -234,7 +236,9 @@ async def test_a_slow_stream_is_waited_for(server: ModelServer, connect: Connect
 
 @pytest.mark.parametrize("how", ["end", "done", "drop", "reset", "garbage", "error"])
 @pytest.mark.parametrize("after", [1, 2, 4, 9])
-async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: Connect, how: Any, after: int) -> None:
+async def test_a_broken_stream_is_never_a_complete_answer(
+    server: ModelServer, connect: Connect, how: Any, after: int
+) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind=how, after=after)))
     heard: list[str] = []
     model = connect()
@@ -245,12 +249,12 @@ async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: 
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "garbage"])
-async def test_a_broken_whole_answer_is_none(server: ModelServer, connect: Connect, how: Any) -> None:
+async def test_a_broken_complete_answer_is_an_error(server: ModelServer, connect: Connect, how: Any) -> None:
     server.add_steps(ModelServerReply(text=LONG.text, cut=StreamFault(kind=how)))
     await fails(connect(stream=False), Overloaded)
 
 
-async def test_every_cut_point_of_a_call_is_noticed(server: ModelServer, connect: Connect) -> None:
+async def test_a_call_cut_at_any_event_is_detected(server: ModelServer, connect: Connect) -> None:
     """Cut after every event in turn, a call whose arguments happen to parse never slips through."""
     call = ToolCall(id="call_1", tool="note", arguments={"text": "x" * 30})
     request = ModelRequest(system="", messages=HELLO.messages, tools=(TOOL,))
@@ -270,7 +274,7 @@ async def test_every_cut_point_of_a_call_is_noticed(server: ModelServer, connect
     assert whole
 
 
-async def test_equal_pieces_in_a_row_are_text_like_any_other(server: ModelServer, connect: Connect) -> None:
+async def test_repeated_equal_deltas_are_all_kept(server: ModelServer, connect: Connect) -> None:
     server.add_steps(ModelServerReply(text="ha " * 300, pieces=("ha ",) * 300))
     assert (await connect().answer(HELLO)).text == "ha " * 300
     model = connect()
@@ -280,7 +284,7 @@ async def test_equal_pieces_in_a_row_are_text_like_any_other(server: ModelServer
 
 
 @pytest.mark.parametrize("end", [{"linger": True}, {"done": False}, {"done": False, "linger": True}])
-async def test_a_complete_answer_does_not_need_its_epilogue(
+async def test_an_answer_without_the_final_marker_is_complete(
     server: ModelServer, connect: Connect, end: dict[str, bool]
 ) -> None:
     server.add_steps(ModelServerReply(text="done", done=end.get("done", True), linger=end.get("linger", False)))
@@ -289,7 +293,7 @@ async def test_a_complete_answer_does_not_need_its_epilogue(
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-async def test_pieces_may_be_cut_anywhere(server: ModelServer, connect: Connect, size: int, newline: str) -> None:
+async def test_deltas_may_be_cut_at_any_byte(server: ModelServer, connect: Connect, size: int, newline: str) -> None:
     text = "Grüße 🌍 — naïve"
     server.add_steps(ModelServerReply(text=text, bytes_per_write=size, newline=newline))
     heard: list[str] = []
@@ -297,13 +301,13 @@ async def test_pieces_may_be_cut_anywhere(server: ModelServer, connect: Connect,
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"<html>login</html>", b'{"choices": []}', b"\xff" * 99])
-async def test_a_200_that_is_no_answer(server: ModelServer, connect: Connect, body: bytes) -> None:
+async def test_a_200_without_an_answer_is_an_error(server: ModelServer, connect: Connect, body: bytes) -> None:
     for kind in ("application/json", "text/html", "text/event-stream"):
         server.add_steps(ModelServerStatus(status=200, body=body, headers={"content-type": kind}))
         await fails(connect(), Overloaded)
 
 
-async def test_an_error_inside_a_200(server: ModelServer, openai: Connect) -> None:
+async def test_an_error_inside_a_200_is_raised(server: ModelServer, openai: Connect) -> None:
     model = openai()
     for code, kind in [(502, Overloaded), (429, Overloaded), (400, Refused), ("context_length_exceeded", TooLong)]:
         body = {"error": {"message": "upstream", "code": code}}
@@ -315,7 +319,7 @@ async def test_an_error_inside_a_200(server: ModelServer, openai: Connect) -> No
 
 
 @pytest.mark.parametrize("reason", ["error", "network_error", "insufficient_system_resource"])
-async def test_a_finish_reason_that_means_broken(server: ModelServer, openai: Connect, reason: str) -> None:
+async def test_a_finish_reason_of_a_failure_is_an_error(server: ModelServer, openai: Connect, reason: str) -> None:
     server.add_steps(ModelServerReply(text="half", finish=reason))
     await fails(openai(), Overloaded)
 
@@ -344,7 +348,7 @@ async def test_an_empty_answer_is_explained(
     assert (silent.text, silent.calls) == ("", ()), "a model may choose to say nothing"
 
 
-async def test_a_window_that_was_full_is_too_long(server: ModelServer, openai: Connect) -> None:
+async def test_a_full_window_is_reported_as_too_long(server: ModelServer, openai: Connect) -> None:
     server.add_steps(ModelServerReply(finish="length"))
     await fails(openai(context_tokens=256), TooLong, ModelRequest(system="x" * 2000, messages=HELLO.messages))
 
@@ -375,7 +379,7 @@ def test_a_key_that_is_not_valid_in_a_header_is_refused_at_once(key: str) -> Non
     assert key not in str(raised.value)
 
 
-async def test_many_at_once(server: ModelServer, connect: Connect) -> None:
+async def test_many_concurrent_requests_are_answered(server: ModelServer, connect: Connect) -> None:
     server.default = lambda received: ModelServerReply(text=json.dumps(received.json["messages"][-1]))
     model = connect()
     requests = [ModelRequest(system="", messages=(ModelMessage(role="user", text=f"number {n}."),)) for n in range(60)]

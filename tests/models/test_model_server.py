@@ -67,14 +67,14 @@ USE = {"type": "tool_use", "id": "t1", "name": "note", "input": {}}
         ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": [{"role": "assistant", "content": "x"}]}, "first"),
     ],
 )
-def test_it_refuses_what_the_real_ones_refuse(path: str, body: Any, words: str) -> None:
+def test_the_fake_refuses_what_real_servers_refuse(path: str, body: Any, words: str) -> None:
     with ModelServer().threaded() as server:
         status, refused = post(server.url + path, body, **{"anthropic-version": "2023-06-01"})
     assert status == 400
     assert words in refused["error"]["message"]
 
 
-def test_it_serves_from_a_thread() -> None:
+def test_the_fake_serves_from_a_thread() -> None:
     with ModelServer(models=["fake"]).threaded() as server:
         status, answer = post(f"{server.openai}/chat/completions", {"model": "fake", "messages": [HI]})
         assert status == 200
@@ -85,7 +85,7 @@ def test_it_serves_from_a_thread() -> None:
         assert [received.path for received in server.requests][:1] == ["/v1/chat/completions"]
 
 
-def test_it_serves_from_a_process() -> None:
+def test_the_fake_serves_from_a_process() -> None:
     command = [sys.executable, "-m", "everhold.testing.model_server"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -97,7 +97,7 @@ def test_it_serves_from_a_process() -> None:
             process.terminate()
 
 
-async def test_steps_may_look_at_the_request(server: ModelServer, openai: Connect) -> None:
+async def test_steps_can_inspect_the_request(server: ModelServer, openai: Connect) -> None:
     def step(received: ReceivedModelRequest) -> ModelServerStep:
         return ModelServerReply(text="long") if len(received.body) > 2000 else ModelServerStatus(status=503)
 

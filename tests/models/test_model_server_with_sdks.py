@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from everhold.core.entries import ToolCall
-from everhold.models.reasoning import strip_seal
+from everhold.models.transcript import strip_seal
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
 from everhold.testing.model_server import (
     ModelServer,
@@ -81,7 +81,9 @@ def ours(answer: ModelResponse) -> ModelResponse:
     )
 
 
-async def test_openai_reads_the_same_whole_answer(server: ModelServer, openai: Connect, openai_client: Any) -> None:
+async def test_the_openai_sdk_reads_the_same_complete_answer(
+    server: ModelServer, openai: Connect, openai_client: Any
+) -> None:
     server.add_steps(REPLY, REPLY)
     mine = await openai(stream=False).answer(ASKED)
     body = server.last_request.json
@@ -92,7 +94,7 @@ async def test_openai_reads_the_same_whole_answer(server: ModelServer, openai: C
     assert theirs.choices[0].finish_reason == "tool_calls"
 
 
-async def test_openai_reads_the_same_stream(server: ModelServer, openai: Connect, openai_client: Any) -> None:
+async def test_the_openai_sdk_reads_the_same_stream(server: ModelServer, openai: Connect, openai_client: Any) -> None:
     server.add_steps(REPLY, REPLY)
     heard: list[str] = []
     mine = await openai().answer(ASKED, on_text=heard.append)
@@ -107,7 +109,7 @@ async def test_openai_reads_the_same_stream(server: ModelServer, openai: Connect
     assert (mine.usage.input, mine.usage.output) == (final.usage.prompt_tokens, final.usage.completion_tokens)
 
 
-async def test_anthropic_reads_the_same_whole_answer(
+async def test_the_anthropic_sdk_reads_the_same_complete_answer(
     server: ModelServer, anthropic: Connect, anthropic_client: Any
 ) -> None:
     server.add_steps(REPLY, REPLY)
@@ -122,7 +124,9 @@ async def test_anthropic_reads_the_same_whole_answer(
     assert (mine.usage.input, mine.usage.output) == (again, usage.output_tokens)
 
 
-async def test_anthropic_reads_the_same_stream(server: ModelServer, anthropic: Connect, anthropic_client: Any) -> None:
+async def test_the_anthropic_sdk_reads_the_same_stream(
+    server: ModelServer, anthropic: Connect, anthropic_client: Any
+) -> None:
     server.add_steps(REPLY, REPLY)
     heard: list[str] = []
     mine = await anthropic().answer(ASKED, on_text=heard.append)
@@ -136,7 +140,7 @@ async def test_anthropic_reads_the_same_stream(server: ModelServer, anthropic: C
     assert mine.usage.output == final.usage.output_tokens
 
 
-async def test_a_tool_round_as_the_sdks_write_it(
+async def test_a_tool_round_equals_what_the_sdks_send(
     server: ModelServer, openai_client: Any, anthropic_client: Any, openai: Connect, anthropic: Connect
 ) -> None:
     """The answer as each SDK dumps it equals what we send for the same conversation."""
@@ -192,7 +196,7 @@ async def test_a_tool_round_as_the_sdks_write_it(
         ("invalid", "BadRequestError"),
     ],
 )
-async def test_refusals_are_what_the_sdks_know(
+async def test_errors_are_recognised_by_the_sdks(
     server: ModelServer, openai_client: Any, anthropic_client: Any, kind: Any, error: str
 ) -> None:
     server.add_steps(VendorFailure(kind=kind), VendorFailure(kind=kind))
@@ -207,7 +211,7 @@ async def test_refusals_are_what_the_sdks_know(
     assert raised.value.body["error"]["message"]
 
 
-async def test_the_sdks_wait_as_they_are_told(server: ModelServer, openai_client: Any, anthropic_client: Any) -> None:
+async def test_the_sdks_respect_retry_after(server: ModelServer, openai_client: Any, anthropic_client: Any) -> None:
     said = [{"role": "user", "content": "hi"}]
     server.add_steps(make_rate_limit_failure("0", retry_after_ms="1"), ModelServerReply(text="later"))
     completion = await openai_client.with_options(max_retries=1).chat.completions.create(model="fake", messages=said)
@@ -220,7 +224,7 @@ async def test_the_sdks_wait_as_they_are_told(server: ModelServer, openai_client
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "error"])
-async def test_broken_streams_break_the_sdks_too(
+async def test_broken_streams_raise_errors_in_the_sdks(
     server: ModelServer, openai_client: Any, anthropic_client: Any, how: Any
 ) -> None:
     said = [{"role": "user", "content": "hi"}]
@@ -239,5 +243,5 @@ async def exhausted(stream: Any) -> None:
         pass
 
 
-async def test_models_are_listed(server: ModelServer, openai_client: Any) -> None:
+async def test_the_sdks_can_list_the_models(server: ModelServer, openai_client: Any) -> None:
     assert [model.id async for model in openai_client.models.list()] == ["fake"]

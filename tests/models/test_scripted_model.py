@@ -11,7 +11,7 @@ from everhold.testing.scripted_model import ScriptedAnswer, ScriptedModel
 HELLO = ModelRequest(system="", messages=(ModelMessage(role="user", text="hello"),))
 
 
-async def test_from_a_list() -> None:
+async def test_answers_come_from_a_list() -> None:
     model = ScriptedModel(["one two", ModelResponse(text="three", model="x"), Overloaded("busy", retry_after=3)])
     heard: list[str] = []
     assert (await model.answer(HELLO, on_text=heard.append)).text == "one two" == "".join(heard)
@@ -26,7 +26,7 @@ async def test_from_a_list() -> None:
     assert (await model.answer(HELLO)).text == "more"
 
 
-async def test_from_a_function() -> None:
+async def test_answers_come_from_a_function() -> None:
     async def later(request: ModelRequest) -> ScriptedAnswer:
         return request.messages[-1].text.upper()
 

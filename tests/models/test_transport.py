@@ -100,7 +100,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r
 
 
 @ROADS
-async def test_one_connection_is_used_again(way: type[Http1Transport]) -> None:
+async def test_one_connection_is_reused(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(b"one"), CHUNKED, make_response(b"three"))
     async with serve(far) as port:
         there = make_transport(way, port)
@@ -122,7 +122,7 @@ async def test_concurrent_requests_use_separate_connections(way: type[Http1Trans
 
 
 @ROADS
-async def test_a_closed_connection_is_not_used_again(way: type[Http1Transport]) -> None:
+async def test_a_closed_connection_is_not_reused(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(b"one"), make_response(b"two"), closes=True)
     async with serve(far) as port:
         there = make_transport(way, port)
@@ -135,7 +135,7 @@ async def test_a_closed_connection_is_not_used_again(way: type[Http1Transport]) 
 
 
 @ROADS
-async def test_an_unfinished_answer_is_not_taken_for_the_next(way: type[Http1Transport]) -> None:
+async def test_an_unfinished_answer_is_not_mistaken_for_the_next(way: type[Http1Transport]) -> None:
     far = ScriptedServer(make_response(b"x" * 3_000_000), make_response(b"second"))
     async with serve(far) as port:
         there = make_transport(way, port)
@@ -196,7 +196,7 @@ async def test_invalid_answers_raise_named_errors(
 
 
 @ROADS
-async def test_no_server(way: type[Http1Transport]) -> None:
+async def test_a_missing_server_raises_an_error(way: type[Http1Transport]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(TransportUnreachable):
@@ -204,7 +204,7 @@ async def test_no_server(way: type[Http1Transport]) -> None:
 
 
 @ROADS
-async def test_a_request_that_cannot_be_sent(way: type[Http1Transport]) -> None:
+async def test_a_request_that_cannot_be_sent_raises_an_error(way: type[Http1Transport]) -> None:
     async def deaf(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(30)
 
@@ -251,7 +251,7 @@ async def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert not _has_proxy("http", "models.example")
 
 
-async def test_a_head_without_end_is_cut() -> None:
+async def test_an_endless_response_head_is_cut_off() -> None:
     async with serve(ScriptedServer(b"HTTP/1.1 200 OK\r\nX-Long: " + b"a" * 200_000)) as port:
         with pytest.raises(TransportBroken, match="no end"):
             await read_response(make_transport(Http1Transport, port))
@@ -268,7 +268,7 @@ async def test_unrequested_data_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("value", ["two\r\nx-evil: lines", "nul\0", "ümlaut"])
-async def test_a_header_that_would_be_more_than_one_is_never_sent(value: str) -> None:
+async def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
     far = ScriptedServer(make_response(b"one"))
     async with serve(far) as port:
         way = Http1Transport(

@@ -20,7 +20,7 @@ from everhold.models.errors import (
     parse_error_body,
     parse_retry_after,
 )
-from everhold.models.sse import SseParser, StreamTooLarge
+from everhold.models.http_client import SseParser, StreamTooLarge
 
 ENDPOINT = ModelEndpoint(model="m", host="h.example", secrets=(SecretString("topsecretvalue"),))
 NOW = 1_800_000_000.0
@@ -410,7 +410,7 @@ DATE = formatdate(NOW, usegmt=True)
         ({"x-ratelimit-reset-requests": "later"}, 429, None),
     ],
 )
-def test_waits_in_every_notation(headers: dict[str, str], status: int, seconds: float | None) -> None:
+def test_retry_delays_are_parsed_in_every_notation(headers: dict[str, str], status: int, seconds: float | None) -> None:
     found = parse_retry_after(headers, status=status, now=NOW)
     assert found == (pytest.approx(seconds) if seconds is not None else None)
 
@@ -427,7 +427,7 @@ def test_waits_in_every_notation(headers: dict[str, str], status: int, seconds: 
         (say("try again in a few minutes"), None),
     ],
 )
-def test_waits_in_texts(body: Any, seconds: float | None) -> None:
+def test_retry_delays_are_parsed_in_texts(body: Any, seconds: float | None) -> None:
     error = build_http_error(ENDPOINT, status=429, headers={}, body=json.dumps(body).encode(), now=NOW)
     assert isinstance(error, Overloaded)
     assert error.retry_after == (pytest.approx(seconds) if seconds is not None else None)
@@ -480,7 +480,7 @@ def test_events_do_not_depend_on_how_the_bytes_arrive(
     assert found + events.close() == in_one_go(raw)
 
 
-def test_an_event_without_end_is_given_up() -> None:
+def test_an_endless_event_is_cut_off() -> None:
     events = SseParser()
     for _ in range(15):
         events.feed(b"x" * (1 << 20))

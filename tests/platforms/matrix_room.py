@@ -220,7 +220,7 @@ class AgentRoom:
                         "homeserver": self.synapse.url,
                         "user": self.agents[number].id,
                         "token_env": f"TOKEN_{number}",
-                        "access": {"groups": {self.id: ["*"]}},
+                        "access": {"groups": {self.id: ["*", f"matrix:{self.ada.id}"]}},
                         "groups": {"observe": True},
                     }
                     for number in agents
@@ -286,7 +286,9 @@ class AgentRoom:
         new: list[str] = []
         for message in shown:
             new = [] if message["role"] == "assistant" else [*new, str(message["content"])]
-        text = "\n".join(it for it in new if SUMMARY not in it)
+        # A reply quotes what it answers; the agents act on a message's own words only.
+        lines = [line for it in new if SUMMARY not in it for line in it.splitlines()]
+        text = "\n".join(line for line in lines if not line.startswith("| "))
         before = (me - 1) % self.count
         results = re.findall(rf"<task-([a-z0-9]+)-{me}>", text)
         thanks = re.findall(rf"<result-([a-z0-9]+)-{before}>", text)

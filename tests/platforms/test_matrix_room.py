@@ -64,14 +64,16 @@ async def halt(room: AgentRoom) -> None:
     await room.wait_until_settled()
 
 
-async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: SynapseServer, model: ModelServer) -> None:
+async def test_three_agents_survive_one_kill(tmp_path: Path, synapse: SynapseServer, model: ModelServer) -> None:
     await run_rounds(AgentRoom(tmp_path, synapse, model, agents=3), kills=1)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("apart", [False, True], ids=["one process", "nine processes"])
-async def test_nine_agents_many_kills(tmp_path: Path, synapse: SynapseServer, model: ModelServer, apart: bool) -> None:
+async def test_nine_agents_survive_many_kills(
+    tmp_path: Path, synapse: SynapseServer, model: ModelServer, apart: bool
+) -> None:
     room = AgentRoom(tmp_path, synapse, model, agents=9, apart=apart)
     await run_rounds(room, kills=3)
 

@@ -181,6 +181,6 @@ async def test_a_slash_command_is_heard(harness: PlatformHarness) -> None:
         {"events": None},
     ],
 )
-def test_without_a_secret_it_does_not_start(left_out: dict[str, Any]) -> None:
+def test_without_a_secret_the_webhook_does_not_start(left_out: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SlackSettings(**{**SETTINGS, **left_out})

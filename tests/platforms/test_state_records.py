@@ -12,7 +12,7 @@ import pytest
 from everhold.assembly.accounts import StoredPlatformOffsets
 from everhold.engine.state_updates import MOST_CONFLICTS, update_state_record
 from everhold.errors import Conflict, InvalidRequest, NotFound
-from everhold.ingress.dm_owners import DmOwners
+from everhold.ingress.chat_records import DmOwners
 from everhold.ports.platform import PlatformOffset
 from everhold.ports.store import Change, CommitResult, StateNamespace, StateWrite, Step
 from tests.ingress.harness import IngressHarness

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from everhold.core.access import NOTICE_PREFIX
-from everhold.core.entries import Heard
+from everhold.core.entries import AGENT_ITSELF, Heard
 from everhold.errors import Refused, Transient
 from everhold.infra.secret import SecretString
 from everhold.platforms.telegram.adapter import TelegramPlatform
@@ -89,10 +89,11 @@ async def test_a_reply_to_the_bot_addresses_it_and_a_reply_to_a_person_does_not(
     )
     mine = await heard(harness, server, "a lot", chat=GROUP, reply_to=int(remote_id))
     assert mine.asks
-    assert mine.text == "> what do you think?\na lot", "what is answered is quoted"
+    assert mine.text == "a lot", "what is answered is not the sender's own"
+    assert [(piece.by, piece.text) for piece in mine.pieces] == [(AGENT_ITSELF, "what do you think?")]
     human = await server.write_message("I think so", chat=GROUP)
     await server.write_message("me too", chat=GROUP, reply_to=human)
-    await harness.wait_until_heard("> I think so\nme too")
+    await harness.wait_until_heard("me too")
     assert not (await harness.read_heard())[-1].asks
 
 
@@ -119,9 +120,7 @@ async def test_an_admin_who_speaks_as_the_group_is_not_a_person(
     assert not body.bot
 
 
-async def test_a_sender_is_an_id_whatever_they_call_themselves(
-    harness: PlatformHarness, server: TelegramServer
-) -> None:
+async def test_a_sender_is_an_id_whatever_the_display_name(harness: PlatformHarness, server: TelegramServer) -> None:
     body = await heard(harness, server, "hello", user=666, name="1001")
     assert (body.stamp.person, body.sender) == ("666", "1001")
 
@@ -212,7 +211,7 @@ async def test_both_reports_of_a_migrated_group_add_one_alias(harness: PlatformH
     ],
     ids=lambda it: it.description,
 )
-async def test_what_can_never_be_delivered_is_refused(
+async def test_an_undeliverable_message_is_refused(
     harness: PlatformHarness, server: TelegramServer, failed: TelegramServerError
 ) -> None:
     server.chat_errors[1001] = failed

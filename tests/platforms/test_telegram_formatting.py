@@ -61,7 +61,7 @@ def test_entities_are_always_within_the_text(text: str) -> None:
         assert entity.offset + entity.length <= count_units(plain)
 
 
-def test_code_that_is_divided_is_code_in_each_part() -> None:
+def test_a_divided_code_block_is_code_in_each_part() -> None:
     text = "So:\n```python\n" + "print('a line of it')\n" * 500 + "```\nDone."
     parts = split_text(text, 4096)
     assert len(parts) > 2

@@ -147,7 +147,7 @@ async def status(hook: WebhookServer, body: bytes | None, *, endless: bool = Fal
 
 
 @pytest.mark.parametrize("secret", ["", " ", "short", "x" * 31, "with spaces in it, which telegram does not take"])
-def test_without_a_good_secret_it_does_not_start(secret: str) -> None:
+def test_without_a_valid_secret_the_webhook_does_not_start(secret: str) -> None:
     webhook = TelegramWebhookSettings(url="https://proxy.example/hook")
     with pytest.raises(ValidationError):
         TelegramSettings(token=SecretString(TOKEN), webhook=webhook, webhook_secret=SecretString(secret))

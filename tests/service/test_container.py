@@ -62,12 +62,12 @@ def test_the_copied_files_exist_and_can_be_built(tmp_path: Path) -> None:
     assert list(tmp_path.glob("everhold-*.whl"))
 
 
-def test_its_extras_are_extras() -> None:
+def test_the_image_installs_only_existing_extras() -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(last("ARG").partition("=")[2].split(",")) <= set(known)
 
 
-def test_it_runs_unprivileged_and_stores_everything_in_the_volume() -> None:
+def test_the_image_runs_unprivileged_and_stores_everything_in_the_volume() -> None:
     user = last("USER")
     assert re.search(rf"useradd --uid 1\d{{4}} .*{user}\b", dict(instructions())["RUN"]), "a user with a fixed number"
     home = re.search(r"EVERHOLD_HOME=(\S+)", last("ENV"))
@@ -83,7 +83,7 @@ def test_it_runs_unprivileged_and_stores_everything_in_the_volume() -> None:
     assert "environment" not in service
 
 
-def test_it_starts_a_command_of_everhold() -> None:
+def test_the_image_starts_an_everhold_command() -> None:
     (program,) = json.loads(last("ENTRYPOINT"))
     assert program == "everhold"
     service = compose()["services"]["everhold"]
@@ -102,7 +102,7 @@ def home(tmp_path: Path) -> Any:
     made.close()
 
 
-def test_its_health_check_follows_readiness(home: CommandHome) -> None:
+def test_the_health_check_follows_the_ready_route(home: CommandHome) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -33,7 +33,7 @@ def wanted(home: str = HOMES[0], program: str = "/opt/everhold/bin/everhold") ->
 @pytest.mark.parametrize(
     "text, read", [(unit.render_systemd, unit.parse_systemd), (unit.render_launchd, unit.parse_launchd)]
 )
-def test_a_rendered_description_is_parsed_back(home: str, text: object, read: object) -> None:
+def test_a_rendered_description_can_be_parsed(home: str, text: object, read: object) -> None:
     assert callable(text)
     assert callable(read)
     found = read(text(wanted(home, "/opt/my programs/100%/everhold")), user_home=USER)
@@ -79,19 +79,19 @@ def test_a_watchdog_kill_writes_no_core_dump() -> None:
         ("Environment=A=1 EVERHOLD_HOME=/srv/y\nExecStart=/usr/bin/everhold up", "/srv/y", "/usr/bin/everhold"),
     ],
 )
-def test_a_unit_of_an_administrator_is_parsed_and_not_ours(line: str, home: str, program: str) -> None:
+def test_a_unit_of_an_administrator_is_parsed_as_foreign(line: str, home: str, program: str) -> None:
     found = unit.parse_systemd(f"[Service]\n{line}\n", user_home=USER)
     assert found == unit.ServiceDescription("", True, program, Path(home))
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '[Service]\nExecStart="unfinished', "<plist><dict>", "\0"])
-def test_an_invalid_text_has_no_home(text: str) -> None:
+def test_an_invalid_unit_has_no_home(text: str) -> None:
     for read in (unit.parse_systemd, unit.parse_launchd):
         assert read(text, user_home=USER) == unit.ServiceDescription("", True, "", None)
 
 
 @pytest.mark.parametrize("text", [unit.render_systemd(wanted()), unit.render_launchd(wanted())])
-def test_every_change_is_noticed(text: str) -> None:
+def test_every_edit_of_a_unit_is_detected(text: str) -> None:
     read = unit.parse_launchd if text.startswith("<?xml") else unit.parse_systemd
     lines = text.splitlines(keepends=True)
     changed = [text + "# mine\n", "# mine\n" + text, text.replace("\n", "\r\n")]
@@ -112,7 +112,7 @@ def test_a_path_cannot_add_lines(bad: str) -> None:
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
-def test_launchd_restarts_it_after_a_failure() -> None:
+def test_launchd_restarts_the_gateway_after_a_failure() -> None:
     properties = plistlib.loads(unit.render_launchd(wanted("/srv/a & b")).encode())
     assert properties["ProgramArguments"] == [
         "/opt/everhold/bin/everhold",
@@ -188,7 +188,7 @@ def test_launchctl_is_called_with_its_own_commands(tmp_path: Path) -> None:
 # -- installed services ------------------------------------------------------------------------------------------------
 
 
-def test_units_are_where_systemd_looks() -> None:
+def test_units_are_in_the_directory_of_systemd() -> None:
     assert SystemdBackend({}, USER).get_path("everhold") == USER / ".config/systemd/user/everhold.service"
     assert SystemdBackend({"XDG_CONFIG_HOME": "/c"}, USER).get_path("x") == Path("/c/systemd/user/x.service")
     assert SystemdBackend({"XDG_CONFIG_HOME": "c"}, USER).description_directory.is_relative_to(USER), (

@@ -50,7 +50,7 @@ async def test_a_failure_before_the_work_has_no_effect() -> None:
         (DeliveryGuarantee.BLIND, 2),
     ],
 )
-async def test_a_provider_keeps_what_its_delivery_says(delivery: DeliveryGuarantee, kept: int) -> None:
+async def test_a_fake_provider_follows_its_delivery_guarantee(delivery: DeliveryGuarantee, kept: int) -> None:
     provider = FakeMemoryProvider(delivery)
     for _ in range(2):
         await provider.store(MemoryBatch(name="s", items=(NOTE,)))
@@ -58,7 +58,7 @@ async def test_a_provider_keeps_what_its_delivery_says(delivery: DeliveryGuarant
     assert provider.writes == [("s", NOTE.key)] * 2
 
 
-async def test_what_was_stored_is_found_by_a_probe_only_after_its_time() -> None:
+async def test_a_probe_finds_a_stored_item_only_after_the_visibility_lag() -> None:
     provider = FakeMemoryProvider(DeliveryGuarantee.PROBE, visible_after=3600.0)
     batch = MemoryBatch(name="s", items=(NOTE,))
     await provider.store(batch)
@@ -70,7 +70,7 @@ async def test_what_was_stored_is_found_by_a_probe_only_after_its_time() -> None
 @pytest.mark.parametrize(
     "effect, done", [(ToolEffect.PURE, 2), (ToolEffect.KEYED, 1), (ToolEffect.PROBE, 2), (ToolEffect.ONCE, 2)]
 )
-async def test_a_tool_does_again_what_only_a_key_prevents(effect: ToolEffect, done: int) -> None:
+async def test_a_fake_tool_repeats_its_effect_unless_it_knows_the_key(effect: ToolEffect, done: int) -> None:
     tool = FakeTool("it", effect)
     tool.faults.lose_next_answer()
     with pytest.raises(InDoubt):
@@ -81,7 +81,7 @@ async def test_a_tool_does_again_what_only_a_key_prevents(effect: ToolEffect, do
     assert await tool.probe(CONTEXT) is not None
 
 
-async def test_a_model_answers_by_its_script_and_remembers_what_it_was_asked() -> None:
+async def test_a_fake_model_follows_its_script_and_records_requests() -> None:
     model = FakeModel()
     pieces: list[str] = []
     request = ModelRequest(system="", messages=(ModelMessage(role="user", text="hi"),))

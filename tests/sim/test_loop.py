@@ -21,7 +21,7 @@ def test_time_passes_only_when_no_callback_can_run() -> None:
     assert loop().run(main()) == 3600
 
 
-def test_asyncio_works_as_it_is() -> None:
+def test_asyncio_primitives_work_unchanged() -> None:
     async def main() -> list[object]:
         bell = asyncio.Event()
         queue: asyncio.Queue[int] = asyncio.Queue()
@@ -53,7 +53,7 @@ def test_asyncio_works_as_it_is() -> None:
     assert loop().run(main()) == ["rang", "late at 2", 7, 5.0]
 
 
-def test_a_seed_decides_the_order() -> None:
+def test_a_seed_determines_the_order() -> None:
     async def main() -> str:
         seen: list[str] = []
 
@@ -71,7 +71,7 @@ def test_a_seed_decides_the_order() -> None:
     assert loop(1, shuffle=0.0).run(main()) == "abcd" * 4
 
 
-def test_waiting_for_nothing_is_noticed() -> None:
+def test_a_wait_that_never_ends_is_detected() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
@@ -79,7 +79,7 @@ def test_waiting_for_nothing_is_noticed() -> None:
         loop().run(main())
 
 
-def test_an_endless_loop_is_noticed() -> None:
+def test_an_endless_loop_is_detected() -> None:
     async def main() -> None:
         while True:  # noqa: ASYNC110  # an endless loop on purpose
             await asyncio.sleep(0)

@@ -46,7 +46,7 @@ def cut(source: Path, pos: int, *, at: float = 1e6) -> rebuild.RollbackResult:
     return done
 
 
-def test_a_copy_is_made_while_others_write_and_holds_one_moment(tmp_path: Path) -> None:
+def test_a_backup_made_during_writes_is_one_snapshot(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario, _ = await talked(tmp_path / "log.db")
         made = await store.make_copy(tmp_path / "copy.db")
@@ -70,7 +70,7 @@ def test_a_copy_is_made_while_others_write_and_holds_one_moment(tmp_path: Path) 
         ("update sessions set title = 'mine'", "title"),
     ],
 )
-def test_a_copy_reports_contradictions(tmp_path: Path, damage: str, said: str) -> None:
+def test_a_backup_reports_inconsistencies(tmp_path: Path, damage: str, said: str) -> None:
     async def play() -> None:
         store, _, _ = await talked(tmp_path / "log.db")
         await store.close()
@@ -86,7 +86,7 @@ def test_a_copy_reports_contradictions(tmp_path: Path, damage: str, said: str) -
     run_coroutine(play())
 
 
-def test_a_copy_with_noise_in_it_is_refused_with_page_and_session(tmp_path: Path) -> None:
+def test_a_backup_with_damaged_bytes_is_refused_with_page_and_session(tmp_path: Path) -> None:
     async def play() -> Path:
         store, scenario = await open_scenario(tmp_path / "log.db")
         await scenario.open_session("t")
@@ -107,7 +107,7 @@ def test_a_copy_with_noise_in_it_is_refused_with_page_and_session(tmp_path: Path
     assert "everhold restore" in damage.value.remedy
 
 
-def test_a_copy_of_a_newer_build_is_refused(tmp_path: Path) -> None:
+def test_a_backup_of_a_newer_build_is_refused(tmp_path: Path) -> None:
     async def play() -> None:
         store, _, _ = await talked(tmp_path / "log.db")
         await store.close()
@@ -120,7 +120,7 @@ def test_a_copy_of_a_newer_build_is_refused(tmp_path: Path) -> None:
         backup.inspect_copy(tmp_path / "log.db")
 
 
-def test_a_copy_needs_enough_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_needs_enough_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = os.statvfs_result((4096, 4096, 100, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     with pytest.raises(StoreFull, match="0 MB of free space"):
@@ -130,7 +130,7 @@ def test_a_copy_needs_enough_free_space(tmp_path: Path, monkeypatch: pytest.Monk
 # -- rollback ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_rollback_to_any_pos_leaves_a_sound_log(tmp_path: Path) -> None:
+def test_a_rollback_to_any_pos_leaves_a_valid_log(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
         store, scenario = await open_scenario(path)
@@ -184,7 +184,7 @@ def test_a_rollback_removes_titles_compressions_and_sessions(tmp_path: Path) -> 
     run_coroutine(play())
 
 
-def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_path: Path) -> None:
+def test_a_rollback_ends_the_running_turn_and_makes_waiting_work_due(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
         store, scenario = await open_scenario(path)
@@ -207,7 +207,7 @@ def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_pat
     run_coroutine(play())
 
 
-def test_calls_of_a_turn_that_ends_there_have_results(tmp_path: Path) -> None:
+def test_a_turn_ended_by_a_rollback_has_a_result_for_each_call(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         op = await scenario.begin_operation(await scenario.commit_heard("one"), at=5.0)
@@ -254,7 +254,7 @@ def test_a_session_whose_first_entry_binds_its_address_survives_a_rollback(tmp_p
     run_coroutine(play())
 
 
-def test_a_batch_in_flight_after_that_pos_is_not_sent_again(tmp_path: Path) -> None:
+def test_a_batch_in_flight_after_the_rollback_pos_is_not_sent_again(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         await scenario.commit_heard("one", wake="platform", at=1.0)
@@ -274,7 +274,7 @@ def test_a_batch_in_flight_after_that_pos_is_not_sent_again(tmp_path: Path) -> N
     run_coroutine(play())
 
 
-def test_a_time_means_the_last_position_written_by_then(tmp_path: Path) -> None:
+def test_a_time_selects_the_last_pos_written_by_then(tmp_path: Path) -> None:
     async def play() -> None:
         store, _, marks = await talked(tmp_path / "log.db")
         await store.close()

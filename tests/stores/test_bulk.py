@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from msgspec import structs
 
 from everhold.core.entries import EntryDraft, Noted, SessionTitled, Thought
+from everhold.core.people import PeopleAction, PeopleEvent
 from everhold.errors import Conflict, Refused
 from everhold.ports.store import (
     BudgetSpend,
@@ -23,6 +24,8 @@ from everhold.ports.store import (
     ConsumerCursor,
     CursorUpdate,
     DeadLetter,
+    FirstSeen,
+    PeerRecord,
     Receipt,
     RetryDelay,
     SessionOpening,
@@ -31,7 +34,7 @@ from everhold.ports.store import (
     Step,
     Wakeup,
 )
-from everhold.stores.sqlite import SqliteStore, bulk, commit, watermark
+from everhold.stores.sqlite import SqliteStore, commit, watermark
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, make_heard
 from tests.stores.home import copy_crash_image, open_scenario, run_coroutine
 
@@ -303,20 +306,23 @@ MORE: dict[str, Any] = {
     "read": 0, "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
     "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
     "spends": (BudgetSpend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",),
+    "people": (PeopleEvent(action=PeopleAction.MADE, person="p_x"),), "people_epoch": 1,
+    "first_seen": (FirstSeen(identity="telegram:1", person="p_x"),),
+    "peers": (PeerRecord(memory="honcho", agent="main", identity="telegram:1", peer="ada"),),
     "erase": (1,), "drop_blobs": ("x",), "pause": True, "durable": False,
 }  # fmt: skip
 
 
-def test_every_condition_and_every_row_of_a_change_is_known_here() -> None:
+def test_every_field_of_a_change_is_classified() -> None:
     """A new field of `Change` must be added to the handled fields or to the others."""
-    assert MORE.keys() | bulk.HANDLED_FIELDS == set(Change.__struct_fields__)
-    assert not MORE.keys() & bulk.HANDLED_FIELDS
+    assert MORE.keys() | commit.HANDLED_FIELDS == set(Change.__struct_fields__)
+    assert not MORE.keys() & commit.HANDLED_FIELDS
 
 
 @pytest.mark.parametrize("field", sorted(MORE))
 def test_a_change_that_does_more_than_append_a_message_is_not_written_in_bulk(field: str) -> None:
-    assert bulk.is_plain_message(message())
-    assert not bulk.is_plain_message(structs.replace(message(), **{field: MORE[field]}))
+    assert commit.is_plain_message(message())
+    assert not commit.is_plain_message(structs.replace(message(), **{field: MORE[field]}))
 
 
 @pytest.mark.parametrize(
@@ -331,4 +337,4 @@ def test_a_change_that_does_more_than_append_a_message_is_not_written_in_bulk(fi
     ],
 )
 def test_a_change_with_another_entry_is_not_written_in_bulk(change: Change) -> None:
-    assert not bulk.is_plain_message(change)
+    assert not commit.is_plain_message(change)

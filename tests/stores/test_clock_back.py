@@ -12,7 +12,7 @@ from tests.stores.home import open_scenario, open_store, run_coroutine
 
 
 @pytest.mark.parametrize("reopened", [False, True], ids=["noticed", "while no process ran"])
-def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, reopened: bool) -> None:
+def test_a_delay_that_began_in_the_future_is_due(tmp_path: Path, reopened: bool) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         await scenario.commit_heard(at=1_000.0)
@@ -31,7 +31,7 @@ def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, reopened: bool)
     run_coroutine(play())
 
 
-def test_a_process_that_revokes_leases_reads_the_clock_of_the_former_one(tmp_path: Path) -> None:
+def test_a_process_that_revokes_leases_detects_the_former_clock(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", inline=True)
         mine = open_store(tmp_path / "log.db", inline=True)
@@ -48,7 +48,7 @@ def test_a_process_that_revokes_leases_reads_the_clock_of_the_former_one(tmp_pat
     run_coroutine(play())
 
 
-def test_the_search_ends_once_all_were_found(tmp_path: Path) -> None:
+def test_the_search_ends_once_all_cursors_were_found(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         await scenario.commit_heard(at=1_000.0)

@@ -42,7 +42,7 @@ def refused(path: Path, why: str) -> None:
     assert (path.stat().st_size if path.exists() else None) == size
 
 
-def test_noise_in_a_page_is_refused_with_the_page_named(tmp_path: Path) -> None:
+def test_a_damaged_page_is_refused_and_named(tmp_path: Path) -> None:
     path = written(tmp_path)
     data = bytearray(path.read_bytes())
     for at in range(4096 * 6, 4096 * 9):
@@ -51,7 +51,7 @@ def test_noise_in_a_page_is_refused_with_the_page_named(tmp_path: Path) -> None:
     refused(path, "(?i)page")
 
 
-def test_noise_in_a_page_names_the_damaged_session_and_counts_the_sound_ones(tmp_path: Path) -> None:
+def test_a_damaged_page_names_its_session_and_counts_the_sound_ones(tmp_path: Path) -> None:
     """SQLite stops in the middle of its own check; the errors until then are used."""
 
     async def play() -> None:
@@ -72,7 +72,7 @@ def test_noise_in_a_page_names_the_damaged_session_and_counts_the_sound_ones(tmp
     refused(path, rf"page {at // 4096 + 1}\b.*cannot be read completely: session s.*1 others can be read")
 
 
-def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sound_part_of_a_large_file_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not checked when it is opened. A read of a damaged session names it, and the others can be read."""
     monkeypatch.setattr(migrate, "QUICK_CHECK_BYTES", 0)
     path = tmp_path / "log.db"
@@ -99,7 +99,7 @@ def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatc
     run_coroutine(play())
 
 
-def test_noise_below_a_log_that_is_still_needed_leaves_that_log_alone(tmp_path: Path) -> None:
+def test_refusing_a_damaged_database_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     path = written(tmp_path)
 
     async def play() -> Path:
@@ -187,7 +187,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     assert fingerprint_files(tmp_path) == before
 
 
-def test_a_crashed_store_opens_with_all_it_acknowledged(tmp_path: Path) -> None:
+def test_a_crashed_store_opens_with_all_acknowledged_commits(tmp_path: Path) -> None:
     path = written(tmp_path, crash=True)
 
     async def play() -> None:
@@ -210,7 +210,7 @@ def test_a_database_that_vanished_is_not_replaced_by_an_empty_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("left", [0.5, 0.0])
-def test_a_log_that_lost_its_tail_is_refused(tmp_path: Path, left: float) -> None:
+def test_a_write_ahead_log_that_lost_its_end_is_refused(tmp_path: Path, left: float) -> None:
     path = written(tmp_path, crash=True)
     wal = path.with_name("log.db-wal")
     wal.write_bytes(wal.read_bytes()[: int(wal.stat().st_size * left)])
@@ -285,13 +285,13 @@ def describe_file(path: Path) -> object:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_damage_is_refused_or_named_or_changes_nothing(tmp_path: Path, seed: int) -> None:
+def test_any_damage_is_refused_or_named_or_harmless(tmp_path: Path, seed: int) -> None:
     look_for_silent_damage(tmp_path, seed)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(1000, 1000 + int(os.environ.get("EVERHOLD_SEEDS", "300")) // 10))
-def test_no_damage_anywhere_is_served_as_if_it_were_sound(tmp_path: Path, seed: int) -> None:
+def test_no_damage_is_served_as_valid_data(tmp_path: Path, seed: int) -> None:
     look_for_silent_damage(tmp_path, seed)
 
 
@@ -338,7 +338,7 @@ def newer_in_log_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("upgrade", [newer_in_file, newer_in_log_only])
-def test_a_newer_schema_is_refused_without_touching_a_byte(tmp_path: Path, upgrade: object) -> None:
+def test_a_newer_schema_is_refused_without_changing_a_byte(tmp_path: Path, upgrade: object) -> None:
     path = written(tmp_path)
     assert callable(upgrade)
     upgrade(path)

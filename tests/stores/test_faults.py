@@ -123,7 +123,7 @@ def test_a_disk_that_cannot_be_read_is_reported(tmp_path: Path, vfs: FaultyVFS) 
 # -- full disk
 
 
-def test_a_full_disk_keeps_what_was_acknowledged_and_recovers(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_a_full_disk_keeps_acknowledged_commits_and_recovers(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         acked = await hear_many(scenario, 0, 10)
@@ -150,7 +150,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_recovers(tmp_path: Path, vf
     run_coroutine(play())
 
 
-def test_a_full_disk_refuses_a_whole_batch_alike(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_a_full_disk_refuses_every_change_of_a_batch(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.free_bytes = 0
@@ -162,7 +162,7 @@ def test_a_full_disk_refuses_a_whole_batch_alike(tmp_path: Path, vfs: FaultyVFS)
     run_coroutine(play())
 
 
-def test_a_disk_that_fills_up_in_the_middle_of_a_batch_is_reported_as_full(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_a_disk_that_fills_up_during_a_batch_is_reported_as_full(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.free_bytes = 1_000_000
@@ -366,7 +366,7 @@ def test_every_writing_method_reports_a_full_disk() -> None:
     assert list_writing_methods() <= vars(DiskGuardedStore).keys()
 
 
-def test_a_message_between_agents_waits_for_space_as_for_any_outage(small_disk: Path) -> None:
+def test_a_message_between_agents_waits_for_disk_space(small_disk: Path) -> None:
     async def play() -> None:
         async with run_gateway_on_disk(small_disk) as gateway:
             gateway.app.disk_guard.report_full()
@@ -408,7 +408,7 @@ def test_a_small_disk_has_a_small_reserve(small_disk: Path) -> None:
 # -- foreign locks
 
 
-def test_a_foreign_lock_that_goes_costs_only_time(tmp_path: Path) -> None:
+def test_a_foreign_lock_that_is_released_only_delays(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", patience=LIMIT_SECONDS)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
@@ -446,7 +446,7 @@ def test_a_foreign_lock_that_stays_is_reported_and_nothing_is_lost(tmp_path: Pat
 # -- neighbours
 
 
-def test_one_poisoned_draft_in_a_batch_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+def test_an_invalid_entry_does_not_affect_the_rest_of_its_batch(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", patience=LIMIT_SECONDS)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
@@ -486,7 +486,7 @@ def test_no_caller_waits_for_a_crashed_writer(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_after_closing_a_store_says_that_it_is_closed(tmp_path: Path) -> None:
+def test_a_closed_store_raises_a_clear_error(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         waiting = [asyncio.ensure_future(scenario.commit_heard(f"m{n}")) for n in range(20)]

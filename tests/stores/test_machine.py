@@ -427,12 +427,12 @@ def run(home: Path, *, examples: int, steps: int, derandomize: bool) -> None:
     )
 
 
-def test_the_store_does_what_the_model_does(tmp_path: Path) -> None:
+def test_the_store_behaves_like_the_model(tmp_path: Path) -> None:
     run(tmp_path, examples=150, steps=40, derandomize=True)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("_", range(10))
-def test_the_store_does_what_the_model_does_for_long(tmp_path: Path, _: int) -> None:
+def test_the_store_behaves_like_the_model_in_long_runs(tmp_path: Path, _: int) -> None:
     run(tmp_path, examples=400, steps=80, derandomize=False)

@@ -9,10 +9,12 @@ import apsw
 import pytest
 
 from everhold.core.entries import Noted
+from everhold.core.people import can_hear
 from everhold.errors import StoreError, StoreNewer
 from everhold.ports.store import DeliveryItem, InFlightBatch, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import migrate
 from everhold.stores.sqlite.migrate import SchemaMigration
+from everhold.stores.sqlite.people import find_contradictions
 from tests.stores.home import fingerprint_files, open_scenario, open_store, run_coroutine
 
 NOW = migrate.list_migrations()
@@ -54,7 +56,7 @@ def test_a_new_database_has_the_newest_schema_and_no_backup(tmp_path: Path) -> N
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log.db", "log.db.mark"]
 
 
-def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> None:
+def test_an_upgrade_continues_from_the_older_schema(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
         await leave_home_in_use(path)
@@ -140,7 +142,7 @@ def test_work_in_progress_continues_after_an_upgrade(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_home_of_a_development_version_is_refused_and_not_touched(tmp_path: Path) -> None:
+def test_a_home_of_a_development_version_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     run_coroutine(leave_home_in_use(path))
     db = apsw.Connection(str(path))
@@ -156,7 +158,7 @@ def test_a_home_of_a_development_version_is_refused_and_not_touched(tmp_path: Pa
 
 
 @pytest.mark.parametrize("page", [b"\x02\xd3\x02\xb1" * 1024, b"SQLite format 3\0" + b"\x7f" * 4080])
-def test_a_frame_that_was_begun_when_the_process_died_is_no_newer_schema(tmp_path: Path, page: bytes) -> None:
+def test_an_incomplete_frame_of_a_killed_process_is_not_a_newer_schema(tmp_path: Path, page: bytes) -> None:
     """SQLite writes a frame's header before its page. If the process is killed in between, older data follows it."""
 
     async def play() -> None:
@@ -179,7 +181,7 @@ def test_a_frame_that_was_begun_when_the_process_died_is_no_newer_schema(tmp_pat
     run_coroutine(play())
 
 
-def test_the_backup_is_itself_a_home_for_the_older_build(tmp_path: Path) -> None:
+def test_the_older_build_can_open_the_backup(tmp_path: Path) -> None:
     async def play() -> None:
         await leave_home_in_use(tmp_path / "log.db")
         await open_store(tmp_path / "log.db", migrations=[*NOW, MOODS]).close()
@@ -192,7 +194,7 @@ def test_the_backup_is_itself_a_home_for_the_older_build(tmp_path: Path) -> None
     run_coroutine(play())
 
 
-def test_a_migration_that_fails_leaves_the_schema_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_migration_leaves_the_schema_unchanged(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"
         await leave_home_in_use(path)
@@ -225,5 +227,50 @@ def test_an_incomplete_database_is_created_again(tmp_path: Path) -> None:
         await scenario.commit_heard()
         await store.close()
         assert not (tmp_path / "log.db.new").exists()
+
+    run_coroutine(play())
+
+
+def test_names_of_the_first_schema_become_identities_of_their_person(tmp_path: Path) -> None:
+    """Schema 1 stamped entries with a person's name if an identity was linked, and on local platforms."""
+
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        migrate.open_database(path, migrations=NOW[:1], backups=tmp_path, synchronous="OFF").close()
+        db = apsw.Connection(str(path))
+        for number, author in enumerate(("person:ada", "person:root", "person:telegram:55", "agent:main"), start=1):
+            db.execute(
+                "insert into entries(pos, session, seq, kind, author, at, version, digest)"
+                " values (?, 's', ?, 'heard', ?, 1, 1, x'00')",
+                (number, number, author),
+            )
+        db.execute("insert into identities values ('telegram:1001', 'ada', 5.0)")
+        db.execute("insert into identities values ('discord:2', 'telegram:1001', 6.0)")  # before it had a name
+        db.execute("insert into identities values ('http:root', 'ada', 7.0)")
+        db.execute("insert into identities values ('slack:U1', 'telegram:9', 8.0)")
+        before = db.execute("select * from entries").fetchall()
+        db.close()
+        store = open_store(path)
+        people = await store.get_people()
+        ada = people.resolve_name("ada")
+        assert ada is not None
+        assert {it.identity for it in people.list_identities(ada.id)} == {
+            "ada",
+            "local:ada",
+            "http:ada",
+            "telegram:1001",
+            "discord:2",
+            "http:root",
+        }
+        assert people.find_proven_label("telegram:1001") == "ada"
+        assert people.is_same_person("root", "local:root")
+        assert people.is_same_person("slack:U1", "telegram:9")
+        assert people.find_label("slack:U1") == ""
+        assert people.find_person("telegram:55") is None, "it becomes a person with its next message"
+        present = people.expand_audience(("person:telegram:1001",))
+        assert can_hear(present, ("person:ada",), at=0.0), "what was said before belongs to the person"
+        assert store.writer.db.execute("select * from entries").fetchall() == before
+        assert find_contradictions(store.writer.db.cursor()) == []
+        await store.close()
 
     run_coroutine(play())

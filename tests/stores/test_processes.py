@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from everhold.errors import HomeBusy
 from everhold.infra import home_lock
 from everhold.stores.sqlite import HomeLock
 from tests.stores.home import open_scenario, run_coroutine
+from tests.waiting import LIMIT_SECONDS
 
 VICTIM = Path(__file__).with_name("victim.py")
 
@@ -36,7 +38,7 @@ def kill(process: subprocess.Popen[bytes]) -> bytes:
     return output
 
 
-def test_a_second_process_learns_at_once_who_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_is_told_at_once_who_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     really = home_lock._try
 
@@ -48,14 +50,16 @@ def test_a_second_process_learns_at_once_who_holds_the_lock(tmp_path: Path, monk
     first = start("hold", str(tmp_path))
     assert first.stdout is not None
     assert first.stdout.readline() == b"held\n"
-    try:
-        with pytest.raises(HomeBusy, match=str(first.pid)) as busy:
-            HomeLock(tmp_path / "lock").acquire()
-        assert len(tries) == 1, "it waited for the other process"
-        assert str(first.pid) in busy.value.remedy
-        assert first.poll() is None
-    finally:
-        kill(first)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(HomeLock(tmp_path / "lock").acquire)
+        try:
+            with pytest.raises(HomeBusy, match=str(first.pid)) as busy:
+                asking.result(timeout=LIMIT_SECONDS)
+            assert len(tries) == 1, "it waited for the other process"
+            assert str(first.pid) in busy.value.remedy
+            assert first.poll() is None
+        finally:
+            kill(first)  # were it waited for, the pool would wait for it, too
     with HomeLock(tmp_path / "lock") as held:
         assert held.is_held
         assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
@@ -132,12 +136,12 @@ def killed_again_and_again(home: Path, *, kills: int, seed: int) -> None:
     run_coroutine(look())
 
 
-def test_what_was_acknowledged_outlives_kill_9(tmp_path: Path) -> None:
+def test_acknowledged_commits_survive_kill_9(tmp_path: Path) -> None:
     killed_again_and_again(tmp_path, kills=4, seed=1)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", range(10))
-def test_what_was_acknowledged_outlives_many_kills(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_commits_survive_many_kills(tmp_path: Path, seed: int) -> None:
     killed_again_and_again(tmp_path, kills=20, seed=seed)

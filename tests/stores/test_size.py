@@ -156,7 +156,7 @@ def test_the_write_ahead_log_stays_short(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_turn_costs_few_statements(tmp_path: Path) -> None:
+def test_a_turn_needs_few_statements(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", inline=True)
         await scenario.commit_heard()

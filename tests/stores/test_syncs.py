@@ -39,7 +39,7 @@ def vfs() -> Iterator[FaultyVFS]:
     faulty.unregister()
 
 
-def test_only_what_need_not_be_durable_does_not_wait_for_the_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_only_non_durable_commits_skip_the_sync(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         await scenario.commit_heard()
@@ -52,7 +52,7 @@ def test_only_what_need_not_be_durable_does_not_wait_for_the_disk(tmp_path: Path
     run_coroutine(play())
 
 
-def test_together_with_something_durable_everything_is(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_a_batch_with_a_durable_commit_is_synced(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db", vfs=vfs.name)
         before, batches = vfs.disk.syncs, store.writer.batches
@@ -168,9 +168,7 @@ def test_commits_that_are_not_durable_are_synced_later_without_a_durable_one(
         runner.run(play())
 
 
-def test_a_log_that_cannot_be_synced_is_not_written_to_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_commit_follows_a_failed_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(_: int) -> None:
         raise OSError("the disk did not take it")
 
@@ -211,7 +209,7 @@ def test_the_event_loop_does_not_wait_for_the_lock_of_another_process(tmp_path: 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_refused_change_leaves_nothing_behind(tmp_path: Path, durable: bool) -> None:
+def test_a_refused_change_writes_nothing(tmp_path: Path, durable: bool) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         late = EntryDraft(body=make_heard("too late"), author="person:ada")
@@ -491,7 +489,7 @@ def test_a_busy_event_loop_does_not_commit_itself(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path) -> None:
+def test_a_stalling_disk_is_waited_for_once(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario, clocks = await timed(tmp_path / "log.db")
         committing = Committing(store)
@@ -548,7 +546,7 @@ def test_an_erasure_waits_until_a_reader_has_read(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
-def test_a_long_reader_holds_up_one_erasure_and_nothing_after_it(tmp_path: Path) -> None:
+def test_a_long_reader_delays_only_one_erasure(tmp_path: Path) -> None:
     async def play() -> None:
         patience = 1.0
         store, scenario = await open_scenario(tmp_path / "log.db", patience=patience)
@@ -572,7 +570,7 @@ def test_a_long_reader_holds_up_one_erasure_and_nothing_after_it(tmp_path: Path)
     run_coroutine(play())
 
 
-def test_a_close_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
+def test_an_interrupted_close_can_be_repeated(tmp_path: Path) -> None:
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         queued = asyncio.ensure_future(scenario.commit_heard("queued"))
@@ -591,7 +589,7 @@ def test_a_close_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_second_loop_goes_on_where_the_first_one_left_without_waiting(tmp_path: Path, closed: bool) -> None:
+def test_a_second_event_loop_continues_without_waiting(tmp_path: Path, closed: bool) -> None:
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     store, scenario = first.run_until_complete(open_scenario(tmp_path / "log.db"))
 

@@ -61,7 +61,7 @@ def test_a_line_is_an_event_and_its_fields(log: StructuredLogger, out: io.String
     )
 
 
-def test_json_lines_carry_the_same(json_log: StructuredLogger, out: io.StringIO) -> None:
+def test_json_lines_have_the_same_fields(json_log: StructuredLogger, out: io.StringIO) -> None:
     json_log.warning("memory.dead_lettered", provider="a", items=[1, 2], reason={"status": 422})
     assert json.loads(out.getvalue()) == {
         "at": "2025-11-15T12:00:00.500Z",
@@ -73,9 +73,7 @@ def test_json_lines_carry_the_same(json_log: StructuredLogger, out: io.StringIO)
     }
 
 
-def test_a_bound_log_names_its_work_on_every_line_and_leaves_the_others_alone(
-    log: StructuredLogger, out: io.StringIO
-) -> None:
+def test_a_bound_logger_names_its_operation_on_every_line(log: StructuredLogger, out: io.StringIO) -> None:
     first: EventLogger = log.bind(session="s1", op=7)
     second = first.bind(op=8)
     first.info("turn.started")
@@ -239,7 +237,7 @@ def test_a_known_secret_is_in_no_line_however_it_got_there(out: io.StringIO, for
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", HIDDEN_TEXT),
     ],
 )
-def test_the_shapes_of_secrets_are_hidden_without_being_known(text: str, shown: str) -> None:
+def test_values_shaped_like_secrets_are_hidden(text: str, shown: str) -> None:
     assert SecretRedaction().scrub_text(text) == shown
 
 
@@ -256,7 +254,7 @@ def test_the_shapes_of_secrets_are_hidden_without_being_known(text: str, shown: 
         "task-force-of-the-year-twenty",
     ],
 )
-def test_what_is_no_secret_stays_readable(text: str) -> None:
+def test_ordinary_text_stays_readable(text: str) -> None:
     assert SecretRedaction().scrub_text(text) == text
 
 
@@ -268,7 +266,7 @@ def test_a_field_named_like_a_secret_is_hidden_and_a_count_is_not(json_log: Stru
     assert (line["tokens"], line["tokens_after"], line["token"]) == (12, 9, None)
 
 
-def test_a_secret_too_short_to_be_one_does_not_blot_out_the_log() -> None:
+def test_a_very_short_secret_does_not_hide_ordinary_text() -> None:
     redaction = SecretRedaction()
     redaction.add_secrets("", "e", "   ")
     assert redaction.scrub_text("everhold") == "everhold"
@@ -277,7 +275,7 @@ def test_a_secret_too_short_to_be_one_does_not_blot_out_the_log() -> None:
 # -- where lines go ----------------------------------------------------------------------------------------------------
 
 
-def test_the_file_in_the_home_is_its_owner_s_alone(tmp_path: Path, out: io.StringIO) -> None:
+def test_the_log_file_is_private(tmp_path: Path, out: io.StringIO) -> None:
     open_log(clock=FixedClock(), home=tmp_path / "home", stream=out).info("ready")
     written = tmp_path / "home" / "logs" / "everhold.log"
     assert written.read_text() == out.getvalue()
@@ -297,7 +295,7 @@ def test_a_full_file_is_rotated_and_the_oldest_is_removed(tmp_path: Path) -> Non
     write.close()
 
 
-def test_a_later_process_goes_on_where_the_file_ends(tmp_path: Path) -> None:
+def test_a_later_process_appends_to_the_file(tmp_path: Path) -> None:
     for n in range(3):
         write = RotatingLogFile(tmp_path / "l", max_bytes=20, keep=2)
         write(f"line {n:04}")
@@ -306,7 +304,7 @@ def test_a_later_process_goes_on_where_the_file_ends(tmp_path: Path) -> None:
     assert (tmp_path / "l.1").read_text() == "line 0000\nline 0001\n"
 
 
-def test_a_link_planted_in_place_of_the_log_is_not_followed(tmp_path: Path, out: io.StringIO) -> None:
+def test_a_symlink_in_place_of_the_log_is_not_followed(tmp_path: Path, out: io.StringIO) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "everhold.log").symlink_to(tmp_path / "elsewhere")
     open_log(clock=FixedClock(), home=tmp_path, stream=out).info("ready")
@@ -348,7 +346,7 @@ def test_a_closed_terminal_stops_neither_the_caller_nor_the_file(tmp_path: Path)
     assert "ready" in (tmp_path / "logs" / "everhold.log").read_text()
 
 
-def test_a_narrow_terminal_gets_what_it_can_show() -> None:
+def test_an_ascii_terminal_gets_escaped_text() -> None:
     raw = io.BytesIO()
     narrow = io.TextIOWrapper(raw, encoding="ascii")
     open_log(clock=FixedClock(), stream=narrow).info("ready", name="Zoë")
@@ -379,7 +377,7 @@ def test_library_warnings_are_logged_without_secrets(json_log: StructuredLogger,
     ]
 
 
-def test_logging_needs_nothing_but_the_standard_library_and_our_ports() -> None:
+def test_logging_imports_only_the_standard_library_and_our_ports() -> None:
     heavy = "{'logging', 'asyncio', 'pydantic', 'msgspec', 'apsw'}"
     script = f"import sys, everhold.telemetry.logs; print(*(set(sys.modules) & {heavy}))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -116,7 +116,7 @@ def is_gone(pid: int) -> bool:
 # -- what works -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_time_server_from_pypi_tells_the_time(tmp_path: Path) -> None:
+async def test_the_time_server_from_pypi_returns_the_time(tmp_path: Path) -> None:
     effects = {"get_current_time": "pure"}
     async with run_servers(tmp_path, time={"command": ("mcp-server-time",), "effects": effects}) as made:
         await made.ready()
@@ -202,7 +202,7 @@ async def test_a_server_over_http_gets_its_token(tmp_path: Path) -> None:
         await serving
 
 
-async def test_one_process_serves_every_agent_and_ends_with_us(tmp_path: Path) -> None:
+async def test_one_server_process_serves_every_agent_and_ends_with_the_gateway(tmp_path: Path) -> None:
     async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
         made.open(made.agent, AgentSettings(tools=("mcp:odd",)), AgentSettings())
         await made.ready()
@@ -227,7 +227,7 @@ async def test_new_tools_of_a_server_reach_the_agents(crooked: ServerHarness) ->
     assert "odd_late" in crooked.servers.get_tools(crooked.agent)
 
 
-async def test_what_is_structured_is_shown(crooked: ServerHarness) -> None:
+async def test_structured_content_is_shown(crooked: ServerHarness) -> None:
     assert json.loads((await crooked.run("odd_structured")).text) == {"answer": 42}
 
 
@@ -239,7 +239,7 @@ async def test_files_are_stored_and_their_names_are_not_paths(crooked: ServerHar
     assert document.files == (ToolFile(data=b"hello", name="report.pdf", media="application/pdf"),)
 
 
-async def test_a_file_that_is_too_large_or_none_at_all_is_named(
+async def test_a_file_that_is_too_large_or_empty_is_named(
     crooked: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp, "MAX_FILE_BYTES", 3)
@@ -257,11 +257,11 @@ async def test_a_call_whose_arguments_cannot_be_read_is_not_made(crooked: Server
     assert '{"dry_run": true' in told.text
 
 
-async def test_the_key_of_a_call_goes_with_it(crooked: ServerHarness) -> None:
+async def test_the_key_of_a_call_is_sent_with_it(crooked: ServerHarness) -> None:
     assert (await crooked.run("odd_key")).text == CONTEXT.key
 
 
-async def test_a_tool_that_cannot_be_probed_is_once(tmp_path: Path) -> None:
+async def test_a_tool_without_a_probe_has_the_effect_once(tmp_path: Path) -> None:
     effects = {"echo": "probe", "key": "keyed"}
     async with run_servers(tmp_path, odd={"command": CROOKED, "effects": effects}) as made:
         await made.ready()
@@ -272,7 +272,7 @@ async def test_a_tool_that_cannot_be_probed_is_once(tmp_path: Path) -> None:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-async def test_a_result_that_is_too_long_says_how_much_is_missing(crooked: ServerHarness) -> None:
+async def test_a_truncated_result_states_how_much_is_missing(crooked: ServerHarness) -> None:
     told = await crooked.run("odd_big", size=mcp.MAX_RESULT_CHARS + 5_000)
     assert told.text.startswith("x" * mcp.MAX_RESULT_CHARS)
     assert "5,000 of 105,000 characters are missing" in told.text
@@ -280,7 +280,7 @@ async def test_a_result_that_is_too_long_says_how_much_is_missing(crooked: Serve
     assert (await crooked.run("odd_big", size=1_000)).text == "x" * 1_000
 
 
-async def test_a_tools_refusal_is_its_result(crooked: ServerHarness) -> None:
+async def test_an_error_of_a_tool_is_its_result(crooked: ServerHarness) -> None:
     refused = await crooked.run("odd_refuse")
     assert (refused.text, refused.error) == ("that is not possible", True)
 
@@ -290,7 +290,7 @@ async def test_a_line_that_is_not_a_message_is_skipped(crooked: ServerHarness) -
     assert crooked.logger.find_events("mcp.unexpected")
 
 
-async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(crooked: ServerHarness) -> None:
+async def test_a_dead_server_is_restarted_and_the_call_is_in_doubt(crooked: ServerHarness) -> None:
     fell = await crooked.run("odd_die")
     assert fell.error
     assert "may have been done" in fell.text
@@ -301,7 +301,7 @@ async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(croo
     assert (await crooked.run("odd_echo", size=1)).text == '{"size": 1}'
 
 
-async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_server_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "LIVENESS_SECONDS", 2.0)
     async with run_servers(tmp_path, odd={"command": CROOKED, "deadline_seconds": 2.0}) as made:
         await made.ready()
@@ -341,7 +341,7 @@ async def test_a_server_that_does_not_start_affects_only_its_own_tools(
         assert not any(name.startswith("bad_") for name in made.servers.get_tools(made.agent))
 
 
-async def test_a_call_to_a_server_that_is_down_says_that_nothing_was_done(tmp_path: Path) -> None:
+async def test_a_call_to_a_server_that_is_down_reports_that_nothing_was_done(tmp_path: Path) -> None:
     file = tmp_path / "wanted"
     file.touch()
     async with run_servers(tmp_path, odd={"command": (*CROOKED, "grumpy", str(file))}) as made:

@@ -101,7 +101,7 @@ def _as_scripted(echo: EchoModel) -> FakeModel:
     return DelegatingModel(name=echo.name, context_tokens=echo.context_tokens)
 
 
-def test_each_implementation_keeps_its_port_s_promises() -> None:
+def test_each_implementation_passes_its_contract() -> None:
     async def check() -> None:
         context = ToolContext(session="s", agent="main", op=1, key="k", stamp=Stamp(person="ada"))
         ring_tool = RingTool()

@@ -143,7 +143,7 @@ def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
     upto = _find_pos(chosen, at) if at else None
     if upto is not None and not 0 < upto <= holds.pos:
         raise NotFound(
-            f"{chosen.name} ends at position {holds.pos}, so there is no {at}",
+            f"{chosen.name} ends at pos {holds.pos}, so there is no {at}",
             remedy="`everhold restore` without --at lists the backups",
         )
     loses = 0 if present is None else _query_number(home.store, _COUNT_AFTER_POS, upto or holds.pos)
@@ -234,7 +234,7 @@ def parse_moment(text: str) -> float:
         return datetime.datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
         raise InvalidRequest(
-            f"{text!r} is neither a position nor a time", remedy="for example --at 1234 or --at 2026-08-01T10:15"
+            f"{text!r} is neither a pos nor a time", remedy="for example --at 1234 or --at 2026-08-01T10:15"
         ) from None
 
 
@@ -305,7 +305,7 @@ def list_copies(directory: Path) -> list[dict[str, Any]]:
         {
             "path": str(backup.path),
             "at": backup.at,
-            "position": backup.pos,
+            "pos": backup.pos,
             "bytes": backup.path.stat().st_size,
             "sound": backup.is_sound,
         }
@@ -317,7 +317,7 @@ def render_copy(made: StoreCopy, gone: Sequence[Path] = ()) -> dict[str, Any]:
     return {
         "path": str(made.path),
         "bytes": made.size_bytes,
-        "position": made.pos,
+        "pos": made.pos,
         "sessions": made.sessions,
         "entries": made.entries,
         "sound": made.is_sound,
@@ -330,7 +330,7 @@ def render_copy(made: StoreCopy, gone: Sequence[Path] = ()) -> dict[str, Any]:
 def render_restore_plan(what: RestorePlan) -> dict[str, Any]:
     return {
         "source": str(what.source),
-        "position": what.upto_pos or what.source_copy.pos,
+        "pos": what.upto_pos or what.source_copy.pos,
         "newest": what.source_copy.newest_at,
         "sessions": what.source_copy.sessions,
         "entries": what.source_copy.entries,

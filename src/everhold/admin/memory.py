@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,18 +14,25 @@ from everhold.admin.forgetting import PersonForgetter
 from everhold.admin.sessions import render_entry
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import forgetting
-from everhold.core.consumers import backfill_consumer, memory_consumer
+from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
 from everhold.core.entries import EntryKind, Heard, Noted, Said
 from everhold.core.facts import Fact
+from everhold.core.peers import PeerBook
 from everhold.core.recall import RecalledItem, merge_results, select_relevant, trace_item
 from everhold.engine.commands import memory as commands_memory
 from everhold.engine.effects import deliver_outside
-from everhold.engine.memory import backfill, health as memory_health, recall, resend
-from everhold.errors import EverholdError, InvalidRequest, NotFound
+from everhold.engine.memory import backfill, health as memory_health, recall, rekey, resend
+from everhold.engine.memory.peers import PeerRegistry, build_peer_registry
+from everhold.engine.memory.rekey_orders import RekeyOrder
+from everhold.engine.memory.tombstones import UNCONFIRMED_ERASURE
+from everhold.engine.state_updates import MOST_CONFLICTS
+from everhold.errors import Conflict, EverholdError, InvalidRequest, NotFound
 from everhold.ports.memory import MemoryCapability, MemoryHit, MemoryQuery
 from everhold.ports.platform import DeliveryGuarantee
 
 SEARCH_DEADLINE_SECONDS: Final = 10.0
+REQUESTS_PER_MOVE: Final = 4
+"""Requests for one item that moves to another peer: look for it, store it, read it back, delete the old one."""
 MAX_SEARCH_TOKENS: Final = 8_000
 
 
@@ -42,8 +50,19 @@ class MemoryAdmin(PersonForgetter):
         if not person:
             raise InvalidRequest("no person was named", remedy="name the person: --person NAME")
         runtime = self.runtimes.get_runtime(agent, {})
+        identity = (await self._list_names(person))[0]
+        audience = (f"person:{identity}",)
+        present = (await self.store.get_people()).expand_audience(audience)
+        peers = build_peer_registry(self.gates, self.runtimes)
         query = MemoryQuery(
-            text=text, agent=agent, session="", name="", audience=(f"person:{person}",), person=person, limit=limit
+            text=text,
+            agent=agent,
+            session="",
+            name="",
+            audience=audience,
+            person=identity,
+            limit=limit,
+            present=present,
         )
         answers: dict[str, Sequence[MemoryHit]] = {}
         unavailable: list[str] = []
@@ -51,34 +70,44 @@ class MemoryAdmin(PersonForgetter):
             provider = self.runtimes.find_memory(name, agent)
             if provider is None:
                 continue
+            asked = msgspec.structs.replace(query, peers=await peers.list_present_peers(name, agent, present))
             try:
                 answers[name] = await deliver_outside(
                     f"search in {name}",
-                    lambda provider=provider: provider.find(query),  # type: ignore[misc]
+                    lambda provider=provider, asked=asked: provider.find(asked),  # type: ignore[misc]
                     self.gates,
                     deadline=SEARCH_DEADLINE_SECONDS,
                 )
             except EverholdError as error:
                 unavailable.append(f"{name}: {error}")
         merged = merge_results(answers, budget=MAX_SEARCH_TOKENS, precedence=runtime.all_memories)
-        allowed = await self._filter_visible(person, merged.shown, agent=agent)
+        allowed = await self._filter_visible(identity, merged.shown, agent=agent)
         fitting = set(select_relevant([trace_item(item) for item in allowed]))
         shown = [_render_hit(item) for item in allowed if trace_item(item) in fitting]
-        return {"agent": agent, "person": person, "memories": shown, "unavailable": unavailable}
+        name = (await self.store.get_people()).describe_identity(identity)
+        return {"agent": agent, "person": name, "memories": shown, "unavailable": unavailable}
 
-    async def _filter_visible(self, person: str, items: Sequence[RecalledItem], *, agent: str) -> list[RecalledItem]:
-        """Remove hits whose entry was for another audience, or is no longer valid."""
-        places = {(it.hit.session, it.hit.seq) for it in items if it.hit.session and it.hit.seq}
+    async def _filter_visible(self, identity: str, items: Sequence[RecalledItem], *, agent: str) -> list[RecalledItem]:
+        """Remove hits whose entry was for another audience or is no longer valid, and what is being erased."""
+        judge = self._make_judge(identity, agent=agent)
+        allowed = []
+        for item in items:
+            (judged,) = await judge.judge_hits(item.provider, (item.hit,))
+            has_stamp = judged.entry is None or forgetting.get_stamp(judged.entry) is not None
+            if not judged.objection and has_stamp:
+                allowed.append(item)
+        return allowed
+
+    def _make_judge(self, identity: str, *, agent: str) -> recall.HitJudge:
         notes = self.runtimes.get_runtime(agent, {}).note_cache
-        judged = await recall.judge_places(self.store, notes, places, agent=agent, present={f"person:{person}"})
-        refused = {place for place, (entry, why) in judged.items() if why or forgetting.get_stamp(entry) is None}
-        return [it for it in items if (it.hit.session, it.hit.seq) not in refused]
+        return recall.HitJudge(self.store, notes, agent=agent, audience=(f"person:{identity}",))
 
     async def list_facts(self, agent: str, person: str) -> list[Fact]:
         """An agent's facts about a person, including those that are no longer valid."""
         runtime = self.runtimes.get_runtime(agent, {})
         everything = await runtime.fact_cache.list_versions(agent) if runtime.fact_cache is not None else []
-        return [fact for fact in everything if f"person:{person}" in fact.stamp.audience]
+        members = {f"person:{name}" for name in await self._list_names(person)}
+        return [fact for fact in everything if not members.isdisjoint(fact.stamp.audience)]
 
     async def explain_answer(self, name: str, *, at: int | None = None) -> dict[str, Any]:
         """What was recalled, from where, and what was left out, for the answer at or last before entry `at`."""
@@ -118,33 +147,42 @@ class MemoryAdmin(PersonForgetter):
         for agent in self.agents():
             for memory in self._list_memories(agent):
                 consumer = memory_consumer(memory)
-                consumers = (consumer, backfill_consumer(memory))
-                mine = [cursor for cursor in cursors if cursor.consumer == consumer and agents[cursor.session] == agent]
+                consumers = (consumer, backfill_consumer(memory), rekey_consumer(memory))
+                agent_cursors = [
+                    cursor for cursor in cursors if cursor.consumer == consumer and agents[cursor.session] == agent
+                ]
                 provider = self.runtimes.find_memory(memory, agent)
                 condition = conditions.get((memory, agent))
                 rows.append(
                     {
                         "agent": agent,
                         "memory": memory,
-                        "there": provider is not None,
-                        "waiting": len(mine),
+                        "available": provider is not None,
+                        "backlog": condition.backlog if condition and agent_cursors else len(agent_cursors),
                         # when the oldest item was committed, not when it was last tried
-                        "since": condition.oldest if condition and mine else None,
+                        "backlog_since": condition.backlog_since if condition and agent_cursors else None,
                         "in_doubt": sum(
-                            cursor.in_flight is not None and cursor.in_flight.state == "in_doubt" for cursor in mine
+                            cursor.in_flight is not None and cursor.in_flight.state == "in_doubt"
+                            for cursor in agent_cursors
                         ),
                         "dead_letters": sum(
-                            letter.consumer == consumer and agents[letter.session] == agent for letter in dead_letters
+                            letter.consumer in (consumer, rekey_consumer(memory)) and agents[letter.session] == agent
+                            for letter in dead_letters
                         ),
                         "replaying": sum(
                             letter.consumer in consumers and agents[letter.session] == agent for letter in replaying
                         ),
+                        "rekeying": sum(
+                            cursor.consumer == rekey_consumer(memory) and agents[cursor.session] == agent
+                            for cursor in cursors
+                        ),
                         **_render_delivered(condition),
-                        "says": condition.says if condition else "",
-                        "error": next((cursor.error for cursor in mine if cursor.error), ""),
+                        "report": condition.report if condition else "",
+                        "remedy": condition.remedy if condition else "",
+                        "error": next((cursor.error for cursor in agent_cursors if cursor.error), ""),
                     }
                 )
-        return {"memories": rows, "forgetting": [list(names) for names in self._read_unfinished()]}
+        return {"memories": rows, "forgetting": [list(it.identities) for it in self._read_erasures(done=False)]}
 
     # -- backfill and resend -----------------------------------------------------------------------------------------
 
@@ -217,6 +255,108 @@ class MemoryAdmin(PersonForgetter):
             "repeats": delivery,
         }
 
+    async def rekey_memory(
+        self, instance: str, *, person: str, agent: str = "", really: bool = False
+    ) -> dict[str, Any]:
+        """Plan to move what a memory stores of a person to the peers that they have now. With `really`, start it."""
+        agents = self._list_agents_with(instance, agent)
+        registry = build_peer_registry(self.gates, self.runtimes)
+        identities = await self._list_names(person)
+        ranges: list[rekey.RekeyRange] = []
+        targets: dict[str, str] = {}
+        for name in agents:
+            self._require_rekeying(instance, name)
+            await registry.settle_memory(instance, name)
+            peers = {it: await registry.find_current_peer(instance, name, it) for it in identities}
+            targets |= peers
+            build = functools.partial(self._build_rekey_destination, registry, instance, name)
+            async for session in self._iterate_sessions():
+                if session.agent == name:
+                    found = await self._rekey_session(session.id, instance, peers, build, really=really)
+                    ranges += [found] if found is not None else []
+        if really:
+            self.control.wakeups.work_available.set()
+        return {
+            "memory": instance,
+            "person": person,
+            "begun": really and bool(ranges),
+            "sessions": len(ranges),
+            "items": sum(one.items for one in ranges),
+            "requests": sum(one.items for one in ranges) * REQUESTS_PER_MOVE,
+            "old_peers": sorted({peer for one in ranges for peer in one.old_peers}),
+            "new_peers": targets,
+        }
+
+    async def _rekey_session(
+        self,
+        id: str,
+        instance: str,
+        peers: Mapping[str, str],
+        build: Callable[[Sequence[RekeyOrder]], rekey.RekeyDestination],
+        *,
+        really: bool,
+    ) -> rekey.RekeyRange | None:
+        """Plan to move the items of a session, and start it if `really`. If the session grows meanwhile, plan again."""
+        conflicts = 0
+        while True:
+            session = await self.store.get_session(id)
+            found = await rekey.plan_rekey(self.gates, session, instance, peers=peers, destination=build)
+            if found is None or not really:
+                return found
+            try:
+                await rekey.start_rekey(self.gates, found, instance)
+            except Conflict:
+                conflicts += 1
+                if conflicts == MOST_CONFLICTS:
+                    raise
+            else:
+                return found
+
+    def _require_rekeying(self, instance: str, agent: str) -> None:
+        client = self.runtimes.find_memory(instance, agent)
+        if client is None:
+            raise InvalidRequest(f"memory {instance!r} is not available", remedy="`everhold memory status` says why")
+        can_move = client.peer_rule is not None and client.has_capability(MemoryCapability.REMOVE)
+        if not can_move or not client.has_capability(MemoryCapability.PROBE):
+            raise InvalidRequest(
+                f"memory {instance!r} cannot move items, because it cannot find and delete single ones",
+                remedy="new messages go to the new peer, and recall asks for both",
+            )
+        if client.delivery is DeliveryGuarantee.BLIND:
+            raise InvalidRequest(
+                f"memory {instance!r} stores what a language model extracts, which cannot be found again",
+                remedy="new messages go to the new peer, and recall asks for both",
+            )
+
+    def _build_rekey_destination(
+        self, registry: PeerRegistry, instance: str, agent: str, orders: Sequence[RekeyOrder]
+    ) -> rekey.RekeyDestination:
+        provider = self.runtimes.find_memory(instance, agent)
+        assert provider is not None, "it was required"
+        return rekey.RekeyDestination(
+            self.gates,
+            provider,
+            current_provider=lambda: self.runtimes.find_memory(instance, agent),
+            in_doubt_policy="resend",
+            instance=instance,
+            orders=orders,
+            notes=self.runtimes.get_runtime(agent, {}).note_cache,
+            peers=registry,
+        )
+
+    # -- peers -------------------------------------------------------------------------------------------------------
+
+    async def list_peers(self) -> list[dict[str, Any]]:
+        """How each memory calls each identity, the latest name last."""
+        return [msgspec.to_builtins(row) for row in await self.store.list_peers()]
+
+    async def assign_peer(self, instance: str, peer: str, identity: str) -> dict[str, Any]:
+        """Make a peer that several people used belong to one identity."""
+        agents = self._list_agents_with(instance, "")
+        registry = build_peer_registry(self.gates, self.runtimes)
+        await registry.assign_peer(instance, peer, identity, agents=agents)
+        return {"memory": instance, "peer": peer, "identity": identity}
+
     def _describe_repeat(self, instance: str, agents: Sequence[str]) -> str:
         """Describe what a resend does in a memory. Raises InvalidRequest if it would certainly store everything
         twice.
@@ -261,18 +401,36 @@ class MemoryAdmin(PersonForgetter):
             await asyncio.sleep(0)
         for kept in await self._list_scheduled(names, before=math.inf):
             yield {"from": "schedules", **msgspec.json.decode(kept.value)}
-        for listed in self._list_providers():
-            provider = self.runtimes.find_memory(listed.memory, listed.agent)
-            about = {"from": listed.memory, "agent": listed.agent}
-            if provider is None or not provider.has_capability(MemoryCapability.EXPORT):
-                yield {**about, "missing": "it cannot export the data of a person"}
-                continue
-            for name in names:
-                try:
-                    async for found in provider.export(name):
-                        yield {**about, **msgspec.to_builtins(found)}
-                except EverholdError as error:
-                    yield {**about, "missing": str(error)}
+        for place in self._list_places():
+            async for record in self._export_from_memory(place.memory, place.agent, names):
+                yield {"from": place.memory, "agent": place.agent, **record}
+
+    async def _export_from_memory(self, memory: str, agent: str, names: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+        provider = self.runtimes.find_memory(memory, agent)
+        if provider is None or not provider.has_capability(MemoryCapability.EXPORT):
+            yield {"missing": "it cannot export the data of a person"}
+            return
+        withheld = 0
+        book = PeerBook(await self.store.list_peers(memory=memory, agent=agent))
+        for name in names:
+            judge = self._make_judge(name, agent=agent)
+            peers, shared_peers = book.split_peers((name,))
+            try:
+                async for found in provider.export(name, peers=peers, shared_peers=shared_peers):
+                    (judged,) = await judge.judge_hits(memory, (found,))
+                    # what was said to others is the person's all the same; what was erased or undone is not shown
+                    if judged.objection in _EXPORT_OBJECTIONS:
+                        withheld += 1
+                    else:
+                        yield msgspec.to_builtins(found)
+            except EverholdError as error:
+                yield {"missing": str(error)}
+        if withheld:
+            yield {"missing": f"{withheld} items that were erased, undone or taken back, and that it still has"}
+
+
+_EXPORT_OBJECTIONS: Final = frozenset({"erased", "undone", "taken back", UNCONFIRMED_ERASURE})
+"""Why an item of the person is not exported. Other audiences are no reason."""
 
 
 def render_fact(fact: Fact) -> dict[str, Any]:
@@ -290,10 +448,10 @@ def render_fact(fact: Fact) -> dict[str, Any]:
 
 def _render_delivered(condition: memory_health.MemoryCondition | None) -> dict[str, Any]:
     """The delivery counts of a memory. One that acknowledges has none, because its receipts suffice."""
-    if condition is None or condition.handed is None:
-        return {"delivery": condition.delivery if condition else "", "handed_over": None}
-    unknown = condition.handed - condition.seen
-    counts = {"handed_over": condition.handed, "confirmed": condition.seen, "unknown": unknown}
+    if condition is None or condition.sent is None:
+        return {"delivery": condition.delivery if condition else "", "sent": None}
+    unknown = condition.sent - condition.confirmed
+    counts = {"sent": condition.sent, "confirmed": condition.confirmed, "unknown": unknown}
     return {"delivery": condition.delivery, **counts}
 
 

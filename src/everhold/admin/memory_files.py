@@ -15,10 +15,12 @@ import msgspec
 from everhold.admin.memory import MemoryAdmin
 from everhold.core import memory_files
 from everhold.core.entries import EntryDraft, EntryKind, Heard, Noted, Stamp
-from everhold.core.facts import MAX_FACT_CHARS, Fact, build_fact_id, count_fact_chars, select_valid_facts
+from everhold.core.facts import MAX_FACT_CHARS, Fact, build_fact_id, count_fact_chars
 from everhold.core.recall import format_time
 from everhold.engine.memory import destination as memory_destination
+from everhold.engine.memory.peers import build_peer_registry
 from everhold.errors import InvalidRequest, NotFound
+from everhold.infra.safe_folder import open_markdown
 from everhold.ports.store import Change, Session, Step
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -29,21 +31,22 @@ _UNSAFE_FILE_CHARS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 """Characters that are replaced in file names."""
 
 
-def read_memory_files(path: Path) -> dict[str, str]:
-    """The Markdown files at a path, by name: one file, or all files in a folder."""
-    if path.is_file():
-        files = [path]
-    elif path.is_dir():
-        files = sorted(file for file in path.rglob("*.md") if file.is_file())[:MAX_FILES]
-    else:
+def read_memory_files(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the Markdown files at a path by name, one file or all files in a folder, and the refused ones with the
+    reason. Links are not followed.
+    """
+    if not path.exists():
         raise NotFound(f"{path} does not exist", remedy="name MEMORY.md, or its folder")
+    folder, names = open_markdown(path)
     found: dict[str, str] = {}
-    for file in files:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{file} is larger than {MAX_FILE_BYTES} bytes", remedy="split it")
-        name = file.name if file == path else str(file.relative_to(path))
-        found[name] = file.read_text("utf-8", errors="replace")
-    return found
+    for name in names[:MAX_FILES]:
+        text = folder.read_text(name)
+        if text is None:
+            continue
+        if len(text.encode()) > MAX_FILE_BYTES:
+            raise InvalidRequest(f"{path / name} is larger than {MAX_FILE_BYTES} bytes", remedy="split it")
+        found[name] = text
+    return found, folder.refused
 
 
 async def import_memory_files(
@@ -56,21 +59,20 @@ async def import_memory_files(
 ) -> dict[str, Any]:
     """Add the contents of `files` to a session as notes. A text that was imported before is skipped.
 
-    USER.md and MEMORY.md become facts up to their limits, the rest become notes. SOUL.md describes the agent.
+    USER.md and MEMORY.md become facts up to their limits, the rest become notes. SOUL.md describes the agent, so it is
+    left out: it says nothing about the people of the session.
     """
+    personas = sorted(file for file in files if file.rpartition("/")[2] == memory_files.PERSONA_FILE)
+    files = {file: text for file, text in files.items() if file not in personas}
     session = await memory.control.find_session(name)
     stamp = await _find_stamp(memory, session)
     if not stamp.audience:
         raise InvalidRequest(
             f"session {session.id} has no messages, so its audience is unknown", remedy="send a message there first"
         )
-    names = _list_memory_names(memory, session, stamp)
+    names = await _list_memory_names(memory, session, stamp)
     runtime = memory.runtimes.get_runtime(session.agent, session.choices)
-    held = (
-        select_valid_facts(await runtime.fact_cache.list_versions(session.agent), stamp.audience)
-        if runtime.fact_cache is not None
-        else []
-    )
+    held = await runtime.fact_cache.list_valid(session.agent, stamp.audience) if runtime.fact_cache is not None else []
     drafts = _draft_notes(files, held, limits, agent=session.agent, names=tuple(names.values()), stamp=stamp)
     noted = 0
     for draft in drafts if really else ():
@@ -90,6 +92,7 @@ async def import_memory_files(
         "session": session.id,
         "agent": session.agent,
         "files": sorted(files),
+        "personas": personas,
         "facts": sum(bool(note.fact) for note in notes),
         "notes": sum(not note.fact for note in notes),
         "noted": noted,
@@ -113,15 +116,11 @@ def _draft_notes(
     for file, text in files.items():
         base = file.rpartition("/")[2]
         target = memory_files.TARGET_BY_FILE.get(base, "")
-        for entry in [text.strip()] if base == memory_files.PERSONA_FILE else memory_files.parse_memory_file(text):
+        for entry in memory_files.parse_memory_file(text):
             if not entry or (target and entry in known):
                 continue
             key = memory_files.build_file_entry_key(agent=agent, names=names, file=base, text=entry)
-            tags = (
-                f"file:{base}",
-                *(("self",) if base == memory_files.PERSONA_FILE else ()),
-                *((target,) if target else ()),
-            )
+            tags = (f"file:{base}", *((target,) if target else ()))
             fits = target and len(entry) <= MAX_FACT_CHARS and used[target] + len(entry) <= limits[target]
             if fits:
                 used[target] += len(entry)
@@ -138,15 +137,16 @@ async def _find_stamp(memory: MemoryAdmin, session: Session) -> Stamp:
     return Stamp()
 
 
-def _list_memory_names(memory: MemoryAdmin, session: Session, stamp: Stamp) -> dict[str, str]:
+async def _list_memory_names(memory: MemoryAdmin, session: Session, stamp: Stamp) -> dict[str, str]:
     """Each memory's name for this session. Raises InvalidRequest if a name is only for this session, because imported
     notes would then not be found in other sessions."""
     runtime = memory.runtimes.get_runtime(session.agent, session.choices)
-    origin = memory_destination.build_session_origin(session, stamp)
-    names = {
-        instance: session.names.get(instance) or runtime.choose_memory_name(instance, origin)
-        for instance in runtime.memories
-    }
+    peers = build_peer_registry(memory.gates, memory.runtimes)
+    names = {}
+    for instance in runtime.memories:
+        peer = await peers.find_current_peer(instance, session.agent, stamp.person)
+        origin = memory_destination.build_session_origin(session, stamp, peer=peer)
+        names[instance] = session.names.get(instance) or runtime.choose_memory_name(instance, origin)
     for instance, name in names.items():
         if session.id in name:
             raise InvalidRequest(

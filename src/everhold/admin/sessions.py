@@ -194,7 +194,10 @@ class SessionAdmin:
         for entry in await self.store.list_entries(session.id, after=at - 1, limit=audit.PAGE_ENTRIES):
             if isinstance(entry.body, Thought):
                 return entry
-        raise NotFound(f"no model was asked at or after entry {at} of session {session.id}")
+        raise NotFound(
+            f"no model was asked at or after entry {at} of session {session.id}",
+            remedy="name an earlier entry, or none for the context of the next turn",
+        )
 
     async def _load_snapshot(self, session: Session, moment: str) -> ShownContext:
         """The context as it was just before a compression took effect."""

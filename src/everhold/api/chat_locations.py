@@ -24,7 +24,7 @@ async def find_chat_location(call: ApiCall) -> Response:
     """Return the location for the chat or session called `name`, or a new chat if there is none."""
     name, agent = call.query.get("name", ""), call.query.get("agent", "")
     if not name.strip():
-        raise InvalidRequest("a chat needs a name", remedy="--session NAME, or leave it out for `me`")
+        raise InvalidRequest("the chat's name is empty", remedy="name it: --session NAME, or `name` in the query")
     chat = derive_address(agent=call.resolve_agent(agent), platform=TERMINAL, account="", kind="dm", chat=name)
     store, control = call.context.store, call.context.control
     bound = await store.resolve_address(str(chat))

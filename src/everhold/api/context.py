@@ -16,10 +16,12 @@ from everhold.api.log_tail import LogTail
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
+from everhold.core.people import build_identity
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
 from everhold.ingress.pairing import PairingRegistry
+from everhold.ingress.people import PeopleRegistry
 from everhold.ingress.schedules import ScheduleRunner
 from everhold.platforms import http
 from everhold.ports.log import EventLogger
@@ -44,6 +46,7 @@ class GatewayServices:
     """Copies the store, to a path if one is given, and returns what the copy contains."""
     list_backups: Callable[[], list[dict[str, Any]]]
     pairing: PairingRegistry
+    people: PeopleRegistry
     schedules: ScheduleRunner
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
@@ -85,11 +88,6 @@ class ApiContext:
         origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
         return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin)
 
-    async def resolve_person(self, sender: str, *, platform: str = http.NAME) -> str:
-        """Return the person that `sender` is linked to, or `sender` itself."""
-        identity = f"{platform}:{sender}"
-        return self.agents.settings.identities.get(identity) or await self.store.get_person(identity) or sender
-
     async def find_session(self, caller: ApiCaller, name: str) -> Session:
         """Return a session that this caller may see. Raises NotFound for others."""
         if caller.operator:
@@ -105,8 +103,8 @@ class ApiContext:
         if caller.operator:
             return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
-        person = f"person:{await self.resolve_person(caller.sender)}"
-        while page := await self.store.list_sessions_begun_by(author=person, limit=limit, after=after):
+        authors = await self._list_authors(caller)
+        while page := await self.store.list_sessions_begun_by(authors=authors, limit=limit, after=after):
             seen += [session for session in page if await self.can_see(caller, session.id)]
             after = page[-1].id
             if len(seen) >= limit:
@@ -117,7 +115,12 @@ class ApiContext:
         """Whether the caller may see the session. Operators see all; others see those that they own."""
         if caller.operator:
             return True
-        return await self._find_owner(session) == f"person:{await self.resolve_person(caller.sender)}"
+        return await self._find_owner(session) in await self._list_authors(caller)
+
+    async def _list_authors(self, caller: ApiCaller) -> tuple[str, ...]:
+        """Return the authors under which the log knows the caller's person."""
+        people = await self.store.get_people()
+        return people.list_same_authors(f"person:{build_identity(http.NAME, caller.sender)}")
 
     async def _find_owner(self, session: str) -> str:
         """Return the owner of a session. It is cached because it never changes."""

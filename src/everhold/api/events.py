@@ -39,7 +39,7 @@ async def stream_events(call: ApiCall) -> Response:
     if only:
         only = (await call.context.find_session(call.caller, only)).id
     if after_seq is not None and not only:
-        raise ApiError(400, "misuse", "`after_seq` is an entry of one session", remedy="add `session`")
+        raise ApiError(400, "invalid_request", "`after_seq` is an entry of one session", remedy="add `session`")
     reader = (
         _SessionReader(call, only, after_seq)
         if after_seq is not None and after is None
@@ -55,7 +55,7 @@ def _parse_start_pos(call: ApiCall) -> int | None:
     if not last:
         return call.get_number("after")
     if len(last) > 20 or not last.isascii() or not last.isdigit() or int(last) > MAX_INTEGER:
-        raise ApiError(400, "misuse", "Last-Event-ID must be the id of an event")
+        raise ApiError(400, "invalid_request", "Last-Event-ID must be the id of an event")
     return int(last)
 
 

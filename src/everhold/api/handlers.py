@@ -47,12 +47,16 @@ def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> Inco
     sender = call.caller.resolve_sender(given.person or "")
     if given.location is None:
         if given.chat is None:
-            raise ApiError(400, "misuse", "the message names no chat", remedy="add `chat`, a name you choose")
+            raise ApiError(400, "invalid_request", "the message names no chat", remedy="add `chat`, a name you choose")
         if given.directory or given.repo:
-            raise ApiError(400, "misuse", "`directory` and `repo` belong to a `location`", remedy="leave them out")
+            raise ApiError(
+                400, "invalid_request", "`directory` and `repo` belong to a `location`", remedy="leave them out"
+            )
         return call.context.build_incoming_message(agent=agent, chat=given.chat, text=given.text, sender=sender, id=id)
     if given.chat is not None:
-        raise ApiError(400, "misuse", "a message has a `chat` or a `location`, not both", remedy="leave one out")
+        raise ApiError(
+            400, "invalid_request", "a message has a `chat` or a `location`, not both", remedy="leave one out"
+        )
     call.require_operator()
     at = given.location
     return IncomingMessage(
@@ -154,7 +158,9 @@ async def show_compression_diff(call: ApiCall) -> Response:
     """Return what a compression replaced, and its replacement."""
     op = call.path["op"]
     if len(op) > 16 or not op.isascii() or not op.isdigit():
-        raise ApiError(400, "misuse", f"{op!r} is not the number of a compression", remedy="use the compression's `op`")
+        raise ApiError(
+            400, "invalid_request", f"{op!r} is not the number of a compression", remedy="use the compression's `op`"
+        )
     session = await call.context.find_session(call.caller, call.path["id"])
     return build_json_response(await call.context.control.diff_compression(session.id, compression=int(op)))
 
@@ -182,7 +188,7 @@ async def undo_operations(call: ApiCall) -> Response:
     """Undo the newest turns, or the newest compression."""
     given = call.decode_body(schemas.UndoRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
-    by = await _get_author(call)
+    by = _get_author(call)
     said = await call.context.control.undo_turns(session.id, what=given.what, count=given.count, by=by)
     return await _report_change(call, session, said)
 
@@ -194,7 +200,7 @@ async def compress_session(call: ApiCall) -> Response:
     control = call.context.control
     before = len(await control.list_compressions(session.id))
     said = await control.compress_session(
-        session.id, keep=given.keep, focus=given.focus, preview=given.preview, by=await _get_author(call)
+        session.id, keep=given.keep, focus=given.focus, preview=given.preview, by=_get_author(call)
     )
     done = len(await control.list_compressions(session.id)) > before
     return build_json_response({"session": session.id, "message": said, "done": done})
@@ -203,7 +209,7 @@ async def compress_session(call: ApiCall) -> Response:
 async def stop_operation(call: ApiCall) -> Response:
     """Stop the running turn."""
     session = await call.context.find_session(call.caller, call.path["id"])
-    said = await call.context.control.stop_turn(session.id, by=await _get_author(call))
+    said = await call.context.control.stop_turn(session.id, by=_get_author(call))
     return await _report_change(call, session, said)
 
 
@@ -211,7 +217,7 @@ async def add_note(call: ApiCall) -> Response:
     """Commit a note. The response does not wait for the memories."""
     given = call.decode_body(schemas.NoteRequest)
     session = await call.context.find_session(call.caller, given.session)
-    seq = await call.context.control.add_note(session.id, given.text, by=await _get_author(call))
+    seq = await call.context.control.add_note(session.id, given.text, by=_get_author(call))
     return build_json_response({"session": session.id, "seq": seq}, status=202)
 
 
@@ -219,7 +225,7 @@ async def erase_entries(call: ApiCall) -> Response:
     """Erase the bodies of entries."""
     given = call.decode_body(schemas.EraseRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
-    erased = await call.context.control.erase_entries(session.id, given.seqs, by=await _get_author(call), why=given.why)
+    erased = await call.context.control.erase_entries(session.id, given.seqs, by=_get_author(call), why=given.why)
     return build_json_response({"session": session.id, "erased": list(erased)})
 
 
@@ -229,6 +235,6 @@ async def _report_change(call: ApiCall, before: Session, message: str) -> Respon
     return build_json_response({"session": before.id, "message": message, "done": after.last_seq > before.last_seq})
 
 
-async def _get_author(call: ApiCall) -> str:
-    """Return the author of a change: the operator for commands on this machine, else the caller's person."""
-    return "operator" if call.is_operator_connection else f"person:{await call.resolve_person()}"
+def _get_author(call: ApiCall) -> str:
+    """Return the author of a change: the operator for commands on this machine, else the caller."""
+    return "operator" if call.is_operator_connection else f"person:{call.identity}"

@@ -83,15 +83,15 @@ async def prove_to_gateway(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, endpoint: LoopbackEndpoint
 ) -> None:
     """The client's side of the handshake. Raises ConnectionError if the other side is not this home's gateway."""
-    mine = secrets.token_bytes(SIZE)
+    own_nonce = secrets.token_bytes(SIZE)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            writer.write(mine)
+            writer.write(own_nonce)
             await writer.drain()
-            theirs, proof = await reader.readexactly(SIZE), await reader.readexactly(SIZE)
-            if not hmac.compare_digest(proof, _make_proof(endpoint, b"gateway", mine, theirs)):
+            server_nonce, proof = await reader.readexactly(SIZE), await reader.readexactly(SIZE)
+            if not hmac.compare_digest(proof, _make_proof(endpoint, b"gateway", own_nonce, server_nonce)):
                 raise ConnectionRefusedError("another program listens there")
-            writer.write(_make_proof(endpoint, b"command", mine, theirs))
+            writer.write(_make_proof(endpoint, b"command", own_nonce, server_nonce))
             await writer.drain()
     except (TimeoutError, asyncio.IncompleteReadError) as error:
         raise ConnectionAbortedError("the program that listens there is no gateway") from error

@@ -1,4 +1,4 @@
-"""Handlers for memory: search, why, and for operators status, resend, backfill, forget, export and import."""
+"""Handlers for memory: search, why, and for operators status, resend, backfill, rekey, forget, export and import."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ async def search_memory(call: ApiCall) -> Response:
     query = call.query
     agent = call.resolve_agent(query.get("agent", ""))
     person = query.get("person", "")
-    own = await call.resolve_person()
-    if person not in ("", own) and not call.caller.operator:
+    people = await call.context.store.get_people()
+    if person and call.identity not in people.list_names(person) and not call.caller.operator:
         raise ApiError(
             403, "denied", "only an operator may search another person's memory", remedy="leave `person` out"
         )
-    person = person or own
+    person = person or call.identity
     limit = call.get_number("limit", least=1, most=MAX_HITS) or DEFAULT_HITS
     text = query.get("q", "")
     if text.strip():
         found = await call.context.memory.search_memories(text, agent=agent, person=person, limit=limit)
     else:
-        found = {"agent": agent, "person": person, "memories": [], "unavailable": []}
+        name = people.describe_identity(people.list_names(person)[0])
+        found = {"agent": agent, "person": name, "memories": [], "unavailable": []}
     facts = await call.context.memory.list_facts(agent, person)
     return build_json_response({**found, "facts": [render_fact(fact) for fact in facts]})
 
@@ -77,17 +78,34 @@ async def backfill_memory(call: ApiCall) -> Response:
     return build_json_response(found)
 
 
+async def rekey_memory(call: ApiCall) -> Response:
+    """Move what a memory stores of a person to the peer that they have now, or only plan it."""
+    given = call.decode_body(schemas.MemoryRekeyRequest)
+    found = await call.context.memory.rekey_memory(
+        call.path["name"], person=given.person, agent=given.agent, really=not given.dry_run
+    )
+    return build_json_response(found)
+
+
 async def forget_person(call: ApiCall) -> Response:
     """Erase a person's data in all logs and memories, or only plan it."""
     given = call.decode_body(schemas.ForgetRequest)
     memory = call.context.memory
-    found = await (memory.plan_forgetting(given.person) if given.dry_run else memory.forget_person(given.person))
+    if given.dry_run:
+        found = await memory.plan_forgetting(given.person)
+    else:
+        found = await memory.forget_person(given.person, rebuild=given.rebuild)
     return build_json_response(_show_forgetting(found))
 
 
 def _show_forgetting(found: ForgetReport) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(found)
-    return {**plain, "entries": found.entry_count}
+    return {**plain, "done": found.done, "entries": found.entry_count}
+
+
+async def list_erasures(call: ApiCall) -> Response:
+    """Return every forgetting that has begun, with the state of each place."""
+    return build_json_response({"erasures": msgspec.to_builtins(await call.context.memory.list_erasures())})
 
 
 # -- export and import -------------------------------------------------------------------------------------------------

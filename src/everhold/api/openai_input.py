@@ -92,4 +92,4 @@ def format_arguments(call: ToolCall) -> str:
 
 
 def _build_bad_request(message: str) -> ApiError:
-    return ApiError(400, "misuse", message)
+    return ApiError(400, "invalid_request", message)

@@ -41,7 +41,7 @@ async def create_response(call: ApiCall) -> Response:
     if given.previous_response_id:
         raise ApiError(
             400,
-            "misuse",
+            "invalid_request",
             "responses are not stored by their id",
             remedy="name the conversation with X-Everhold-Session and send only the new messages",
         )
@@ -81,7 +81,7 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
             case {"type": "reasoning"}:
                 continue
             case _:
-                raise ApiError(400, "misuse", f"{where} has a type that is not supported")
+                raise ApiError(400, "invalid_request", f"{where} has a type that is not supported")
     params = {
         "temperature": given.temperature,
         "top_p": given.top_p,

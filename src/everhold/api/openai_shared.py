@@ -19,12 +19,14 @@ from everhold.api.errors import ApiError, format_retry_after
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
 from everhold.api.request import ApiCall
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
+from everhold.core.people import build_identity
 from everhold.core.tokens import weigh_request
 from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, TurnBroken
 from everhold.engine import effects
 from everhold.engine.agent_runtime import list_turn_budgets
 from everhold.engine.budgets import BudgetLimit, WorstCaseCost
 from everhold.errors import Refused
+from everhold.platforms import http
 from everhold.platforms.http import format_address, with_message_id
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import IncomingMessage
@@ -88,7 +90,7 @@ async def _stream_session_reply(
     call: ApiCall, asked: OpenAIQuery, chat: str, *, stream: bool
 ) -> AsyncIterator[ReplyGrowth]:
     if not asked.new_text.strip():
-        raise ApiError(400, "misuse", "no user message follows the last assistant message", remedy="add one")
+        raise ApiError(400, "invalid_request", "no user message follows the last assistant message", remedy="add one")
     sender = call.caller.resolve_sender(get_header(call, PERSON_HEADER))
     message = call.context.build_incoming_message(
         agent=asked.agent, chat=chat, text=asked.new_text, sender=sender, id=""
@@ -180,7 +182,7 @@ async def _stream_model_reply(call: ApiCall, asked: OpenAIQuery) -> AsyncIterato
 async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[ReplyGrowth | None]) -> FinalReply:
     context = call.context
     runtime = context.agents.get_runtime(asked.agent, {})
-    person = await context.resolve_person(call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
+    person = build_identity(http.NAME, call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
     # the messages are not stored, but their cost counts towards the same budgets as that of turns
     limits = runtime.limits(Stamp(person=person))[:2]
     request = ModelRequest(
@@ -274,7 +276,7 @@ def get_header(call: ApiCall, name: str) -> str:
     except UnicodeError:
         text = raw
     if len(text) > 200 or not text.isprintable():
-        raise ApiError(400, "misuse", f"{name} must be at most 200 printable characters")
+        raise ApiError(400, "invalid_request", f"{name} must be at most 200 printable characters")
     return text
 
 

@@ -75,7 +75,7 @@ def _build_operation(route: ApiRoute) -> JsonObject:
                 "name": parameter.name,
                 "in": parameter.where,
                 "description": parameter.about,
-                "required": parameter.where == "path",
+                "required": parameter.required or parameter.where == "path",
                 "schema": parameter.schema,
             }
             for parameter in route.parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 from starlette.responses import Response
 
 from everhold.api import schemas
@@ -11,52 +12,105 @@ from everhold.api.errors import build_json_response
 from everhold.api.request import ApiCall
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
+from everhold.core.people import IdentityProof, PeopleDirectory, PersonRecord
 from everhold.errors import InvalidRequest
+from everhold.ingress.people import require_identity
+from everhold.ingress.roles import EVERYWHERE, describe_ownership
 
+MAX_EVENTS: Final = 1_000
 WELCOME: Final = "You have access now. What can I do for you?"
 
 
 async def list_people(call: ApiCall) -> Response:
-    """Return the people with their configured and linked identities."""
+    """Return the people with their identities."""
+    people = await _load_people(call)
     settings = _get_settings(call)
-    people: dict[str, dict[str, Any]] = {
-        person.name: {
-            "name": person.name,
-            "owner": person.name in settings.access.owners,
-            "configured": list(person.identities),
-            "linked": [],
-        }
-        for person in settings.people
-    }
-    for identity, name in await call.context.store.list_identity_links():
-        unknown = {"name": name, "owner": False, "configured": [], "linked": []}
-        if settings.identities.get(identity) is None:
-            people.setdefault(name, unknown)["linked"].append(identity)
-    return build_json_response({"people": list(people.values())})
+    shown = [
+        _show_person(people, person, settings)
+        for person in people.persons.values()
+        if not person.merged_into and not person.forgotten_at and (person.label or people.list_identities(person.id))
+    ]
+    return build_json_response({"people": sorted(shown, key=lambda it: (not it["name"], it["name"], it["id"]))})
 
 
 async def link_identity(call: ApiCall) -> Response:
     """Link an identity to a person."""
     given = call.decode_body(schemas.IdentityLinkRequest)
-    settings = _get_settings(call)
-    _require_person(settings, given.person)
-    _require_identity(given.identity)
-    configured = settings.identities.get(given.identity)
-    if configured is not None:
-        raise InvalidRequest(f"{given.identity} is {configured} by config.yaml", remedy="change it there, under people")
-    await call.context.store.link_identity(given.identity, given.person, at=call.context.now())
-    return build_json_response({"identity": given.identity, "person": given.person})
+    await _require_unconfigured(call, given.identity)
+    person = await call.context.gateway.people.link_identity(
+        given.identity, given.person, proof=IdentityProof.OPERATOR, by=call.identity, since=given.since
+    )
+    return build_json_response({"identity": given.identity, "person": person.label or person.id})
 
 
 async def unlink_identity(call: ApiCall) -> Response:
-    """Remove the link between an identity and its person."""
+    """Take an identity away from its person."""
     given = call.decode_body(schemas.IdentityRequest)
-    _require_identity(given.identity)
-    person = await call.context.store.get_person(given.identity)
-    if person is None:
-        raise InvalidRequest(f"{given.identity} is linked to no person", remedy="everhold people list")
-    await call.context.store.link_identity(given.identity, "", at=call.context.now())
-    return build_json_response({"identity": given.identity, "person": person})
+    require_identity(given.identity)
+    await _require_unconfigured(call, given.identity)
+    person = await call.context.gateway.people.unlink_identity(given.identity, by=call.identity)
+    return build_json_response({"identity": given.identity, "person": person.label or person.id})
+
+
+async def name_person(call: ApiCall) -> Response:
+    """Give a person a name."""
+    given = call.decode_body(schemas.PersonNameRequest)
+    await _load_people(call)
+    person = await call.context.gateway.people.name_person(given.person, given.name, by=call.identity)
+    return build_json_response({"id": person.id, "name": person.label})
+
+
+async def list_peers(call: ApiCall) -> Response:
+    """Return how the memories call each identity."""
+    return build_json_response({"peers": await call.context.memory.list_peers()})
+
+
+async def assign_peer(call: ApiCall) -> Response:
+    """Make a peer that several people used belong to one identity."""
+    given = call.decode_body(schemas.PeerAssignmentRequest)
+    require_identity(given.identity)
+    await _load_people(call)
+    return build_json_response(await call.context.memory.assign_peer(given.memory, given.peer, given.identity))
+
+
+async def list_people_events(call: ApiCall) -> Response:
+    """Return the log of people: who was linked to whom, when, by whom and with which proof."""
+    after, limit = call.get_number("after") or 0, call.get_number("limit", least=1, most=MAX_EVENTS) or 100
+    found = await call.context.store.list_people_events(after=after, limit=limit)
+    return build_json_response(
+        {
+            "events": [msgspec.structs.asdict(event) for event in found],
+            "next": found[-1].n if len(found) == limit else None,
+        }
+    )
+
+
+async def _load_people(call: ApiCall) -> PeopleDirectory:
+    """Return the people, after an edit of the configuration was applied."""
+    await call.context.gateway.people.apply_settings(await call.context.load_fresh_settings())
+    return await call.context.store.get_people()
+
+
+def _show_person(people: PeopleDirectory, person: PersonRecord, settings: Settings) -> dict[str, Any]:
+    owner_of = describe_ownership(person.label, settings)
+    return {
+        "id": person.id,
+        "name": person.label,
+        "owner": EVERYWHERE in owner_of,
+        "owner_of": owner_of,
+        "identities": [
+            {"identity": it.identity, "proof": it.proof, "since": it.since, "at": it.at}
+            for it in people.list_identities(person.id)
+        ],
+    }
+
+
+async def _require_unconfigured(call: ApiCall, identity: str) -> None:
+    """Refuse to change a link that the configuration makes, because the configuration would make it again."""
+    record = (await _load_people(call)).identities.get(identity)
+    if record is not None and record.proof in (IdentityProof.CONFIG, IdentityProof.TOKEN):
+        label = (await _load_people(call)).find_label(identity)
+        raise InvalidRequest(f"{identity} is {label} by config.yaml", remedy="change it there, under people")
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------
@@ -71,8 +125,7 @@ async def list_pairing(call: ApiCall) -> Response:
 async def approve_pairing(call: ApiCall) -> Response:
     """Grant access to the sender who received this code."""
     given = call.decode_body(schemas.PairingApprovalRequest)
-    if given.person:
-        _require_person(_get_settings(call), given.person)
+    await _load_people(call)
     done = await call.context.gateway.pairing.approve_code(given.code, person=given.person)
     location = ChatLocation(platform=done["platform"], account=done["account"], chat=done["chat"])
     call.context.gateway.whisper(location, WELCOME)
@@ -83,9 +136,12 @@ async def revoke_pairing(call: ApiCall) -> Response:
     """Revoke the access that a code granted to an identity."""
     given = call.decode_body(schemas.IdentityRequest)
     revoked = await call.context.gateway.pairing.revoke_identity(given.identity)
-    configured = _get_settings(call).identities.get(given.identity)
-    known = configured or await call.context.store.get_person(given.identity) or ""
-    return build_json_response({"revoked": revoked, "still": known, "configured": configured is not None})
+    people = await _load_people(call)
+    record = people.identities.get(given.identity)
+    configured = record is not None and record.proof in (IdentityProof.CONFIG, IdentityProof.TOKEN)
+    return build_json_response(
+        {"revoked": revoked, "still": people.find_proven_label(given.identity), "configured": configured}
+    )
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -104,16 +160,3 @@ async def delete_schedule(call: ApiCall) -> Response:
 
 def _get_settings(call: ApiCall) -> Settings:
     return call.context.agents.settings
-
-
-def _require_person(settings: Settings, person: str) -> None:
-    names = [it.name for it in settings.people]
-    if person not in names:
-        known = f"known people: {', '.join(names)}" if names else "no people are configured"
-        raise InvalidRequest(f"there is no person {person!r}", remedy=f"add it under people in config.yaml; {known}")
-
-
-def _require_identity(identity: str) -> None:
-    platform, _, id = identity.partition(":")
-    if not platform or not id:
-        raise InvalidRequest(f"{identity!r} is not an identity", remedy="use platform:id, for example telegram:1001")

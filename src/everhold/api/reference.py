@@ -71,7 +71,8 @@ def _render_route(described: JsonObject, title: str, operation: JsonObject) -> I
     if parameters := operation.get("parameters"):
         yield "| parameter | in | |\n|---|---|---|\n"
         for parameter in parameters:
-            yield f"| `{parameter['name']}` | {parameter['in']} | {parameter['description']} |\n"
+            needed = " Required." if parameter["required"] and parameter["in"] != "path" else ""
+            yield f"| `{parameter['name']}` | {parameter['in']} | {parameter['description']}{needed} |\n"
         yield "\n"
     if body := operation.get("requestBody"):
         yield from _render_schema(described, body["content"]["application/json"]["schema"])

@@ -15,6 +15,7 @@ from everhold.api.auth import ApiCaller
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError
 from everhold.api.scope_keys import BODY, CALLER, HEAD
+from everhold.core.people import build_identity
 from everhold.errors import NotFound
 
 T = TypeVar("T")
@@ -46,9 +47,13 @@ class ApiCall:
         try:
             return msgspec.json.decode(self.raw_body or b"{}", type=type)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, "misuse", f"the body is invalid: {error}", remedy="see /openapi.json") from error
+            raise ApiError(
+                400, "invalid_request", f"the body is invalid: {error}", remedy="see /openapi.json"
+            ) from error
         except RecursionError:
-            raise ApiError(400, "misuse", "the body is nested too deeply") from None
+            raise ApiError(
+                400, "invalid_request", "the body is nested too deeply", remedy="send a flat object"
+            ) from None
 
     def get_number(self, name: str, *, least: int = 0, most: int = MAX_INTEGER) -> int | None:
         """Return an integer from the query, or None if it is missing. Raises ApiError if it is out of range."""
@@ -57,7 +62,12 @@ class ApiCall:
             return None
         text = found[-1]
         if len(text) > 20 or not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise ApiError(400, "misuse", f"{name} must be a whole number from {least} to {most}")
+            raise ApiError(
+                400,
+                "invalid_request",
+                f"`{name}` is not a whole number from {least} to {most}",
+                remedy="write such a number, or leave it out",
+            )
         return int(text)
 
     def resolve_agent(self, name: str) -> str:
@@ -68,10 +78,10 @@ class ApiCall:
             raise NotFound(f"there is no agent {name!r}", remedy=f"use one of: {known}")
         return name or settings.default_agent
 
-    async def resolve_person(self) -> str:
-        """Return the caller's person. The identity of commands on this machine is that of a terminal."""
-        platform = "terminal" if self.is_operator_connection else "http"
-        return await self.context.resolve_person(self.caller.sender, platform=platform)
+    @property
+    def identity(self) -> str:
+        """The caller's identity. The identity of commands on this machine is that of a terminal."""
+        return build_identity("terminal" if self.is_operator_connection else "http", self.caller.sender)
 
     def require_operator(self) -> None:
         if not self.caller.operator:

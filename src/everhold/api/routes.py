@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -21,19 +20,21 @@ from everhold.api import (
     people,
     schemas,
 )
-from everhold.api.request import ApiCall, JsonObject, RouteHandler
+from everhold.api.request import JsonObject, RouteHandler
 
 
-class RouteParameter(Struct, frozen=True, kw_only=True):
+class RouteParameter(Struct, frozen=True):
     """A parameter of a route in its path, its query or a header."""
 
     name: str
     about: str
     where: Literal["path", "query", "header"] = "query"
     schema: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "string"})
+    required: bool = False
+    """A request without it is invalid. A path parameter is always required."""
 
 
-class ResponseBody(Struct, frozen=True, kw_only=True):
+class ResponseBody(Struct, frozen=True):
     """The body of a response: a schema class, or text of some media type."""
 
     about: str
@@ -44,41 +45,45 @@ class ResponseBody(Struct, frozen=True, kw_only=True):
     """The response may also be a stream of server-sent events."""
 
 
-class ApiRoute(Struct, frozen=True, kw_only=True):
+class ApiRoute(Struct, frozen=True):
     """A route with its handler, parameters and responses."""
 
-    method: Literal["GET", "POST"]
-    path: str
+    call: str
+    """The method and the path."""
     handler: RouteHandler
     summary: str
+    response_bodies: dict[int, ResponseBody]
     about: str = ""
     parameters: tuple[RouteParameter, ...] = ()
     request_type: type | None = None
-    response_bodies: dict[int, ResponseBody]
     refusal_statuses: tuple[int, ...] = ()
     operator: bool = False
     """Only operators may call it."""
+
+    @property
+    def method(self) -> str:
+        return self.call.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        return self.call.partition(" ")[2]
 
 
 _NUMBER_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 0, "maximum": 2**53}
 _COUNT_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": 2**53}
 _SESSION_ID_PARAMETER: Final = RouteParameter(
-    name="id", where="path", about="The session's id; operators may also give a unique prefix, a title or `last`."
+    "id", "The session's id; operators may also give a unique prefix, a title or `last`.", "path"
 )
 _SESSION_HEADER: Final = RouteParameter(
-    name="X-Everhold-Session",
-    where="header",
-    about="The name of the conversation, which you choose. Without it nothing is stored or recalled.",
+    "X-Everhold-Session",
+    "The name of the conversation, which you choose. Without it nothing is stored or recalled.",
+    "header",
 )
-_PERSON_HEADER: Final = RouteParameter(name="X-Everhold-Person", where="header", about="The sender. Operators only.")
-_MEMORY_NAME_PARAMETER: Final = RouteParameter(
-    name="name", where="path", about="A memory, as `memories` in the configuration names it."
-)
-_PERSON_PARAMETER: Final = RouteParameter(name="person", about="A name, or an identity such as `telegram:1001`.")
+_PERSON_HEADER: Final = RouteParameter("X-Everhold-Person", "The sender. Operators only.", "header")
+_MEMORY_NAME_PARAMETER: Final = RouteParameter("name", "A memory, as `memories` in the configuration names it.", "path")
+_PERSON_PARAMETER: Final = RouteParameter("person", "A name, or an identity such as `telegram:1001`.", required=True)
 _IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
-    name="Idempotency-Key",
-    where="header",
-    about="A repeated request with the same key and body gets the same answer.",
+    "Idempotency-Key", "A repeated request with the same key and body gets the same answer.", "header"
 )
 _STREAM_TEXT: Final = " With `stream: true` the answer comes as server-sent events."
 _SESSION_TEXT: Final = (
@@ -89,8 +94,555 @@ _SESSION_TEXT: Final = (
 _ANY_OBJECT_SCHEMA: Final[JsonObject] = {"type": "object"}
 
 
-def _build_json_body(about: str, shape: type | None) -> ResponseBody:
-    return ResponseBody(about=about, shape=shape)
+def _build_count_schema(most: int) -> JsonObject:
+    return {**_COUNT_SCHEMA, "maximum": most}
+
+
+_ROUTES: Final = (
+    # -- messages ------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "POST /api/messages",
+        api_handlers.accept_message,
+        "Send a message",
+        about="The response is sent after the message is committed. Read the reply from `/api/events` or from the "
+        "session's entries. A repeated `id` with the same text gets 200 and the same entry; with another text 409.",
+        request_type=schemas.MessageRequest,
+        response_bodies={
+            202: ResponseBody("The message is committed and will be answered.", schemas.AcceptedResponse),
+            200: ResponseBody("The message was accepted before as this entry.", schemas.AcceptedResponse),
+        },
+        refusal_statuses=(400, 403, 404, 409, 507),
+    ),
+    ApiRoute(
+        "GET /api/events",
+        events.stream_events,
+        "Stream entries",
+        about="Server-sent events. `entry` is an entry with its `session`, sent when it is committed; its id is its "
+        "`pos`. A client that reconnects with the last id it saw misses nothing, even across restarts. `delta` "
+        "(`{session, op, at, text}`) is more text of a growing reply, from character `at` on. It has no id and may "
+        "be lost. `reset` (`{session, op}`) says that the deltas before it are not part of the reply. `hello` says "
+        "where the stream starts.",
+        parameters=(
+            RouteParameter("Last-Event-ID", "The last id you saw; new entries only if not given.", "header"),
+            RouteParameter("after", "The same, for clients that cannot set headers.", schema=_NUMBER_SCHEMA),
+            RouteParameter("session", "Only this session."),
+            RouteParameter("after_seq", "With `session`: all its entries after this seq.", schema=_NUMBER_SCHEMA),
+        ),
+        response_bodies={
+            200: ResponseBody("Events, until you disconnect.", media="text/event-stream", schema={"type": "string"})
+        },
+        refusal_statuses=(400, 404, 503),
+    ),
+    ApiRoute(
+        "GET /api/chat-locations",
+        chat_locations.find_chat_location,
+        "Find the location of a chat for a terminal",
+        about="The `location` for a message to the chat or session called `name`. An unknown name is a new chat.",
+        parameters=(
+            RouteParameter(
+                "name", "A chat's name, or a session: id, unique prefix, title, address or `last`.", required=True
+            ),
+            RouteParameter("agent", "The agent; the default agent if not given."),
+        ),
+        response_bodies={200: ResponseBody("The location.", schemas.ChatLocationResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    # -- sessions ------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/me",
+        api_handlers.get_caller,
+        "Show the caller",
+        response_bodies={200: ResponseBody("The caller.", schemas.CallerView)},
+    ),
+    ApiRoute(
+        "GET /api/sessions",
+        api_handlers.list_sessions,
+        "List sessions, newest first",
+        parameters=(
+            RouteParameter(
+                "limit", "How many; 100 if not given.", schema=_build_count_schema(api_handlers.MAX_SESSIONS)
+            ),
+            RouteParameter("after", "The next page: `next` of the page before."),
+            RouteParameter(
+                "name", "Only the session of this id; operators may also give a prefix, title, address or `last`."
+            ),
+        ),
+        response_bodies={200: ResponseBody("The sessions you may see.", schemas.SessionListResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}",
+        api_handlers.get_session,
+        "Show a session",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: ResponseBody("The session.", schemas.SessionView)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/entries",
+        api_handlers.list_entries,
+        "List a session's entries",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter("after", "Only entries after this seq.", schema=_NUMBER_SCHEMA),
+            RouteParameter("limit", "The maximum number; all if not given.", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: ResponseBody("The entries, oldest first.", schemas.EntryListResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/context",
+        api_handlers.get_context,
+        "Show the context of a turn",
+        about="Computed from the log and compared with the digest that was recorded when it was sent.",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter("at", "The thought at or after this seq; the next turn if not given.", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: ResponseBody("The request to the model.", schemas.ContextView)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/addresses",
+        api_handlers.list_addresses,
+        "List the addresses that are bound to a session",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: ResponseBody("The addresses.", schemas.AddressListResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/entries",
+        api_handlers.search_entries,
+        "Search the entries of all sessions",
+        about="The newest entries that contain all words, grouped by session.",
+        parameters=(
+            RouteParameter("q", "The words.", required=True),
+            RouteParameter(
+                "limit", "The maximum number; 50 if not given.", schema=_build_count_schema(api_handlers.MAX_HITS)
+            ),
+        ),
+        response_bodies={200: ResponseBody("The entries.", schemas.SearchResponse)},
+        refusal_statuses=(400,),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/sessions/{id}/undo",
+        api_handlers.undo_operations,
+        "Undo turns, or a compression",
+        about="Nothing is deleted. The undone operations leave the context.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        request_type=schemas.UndoRequest,
+        response_bodies={200: ResponseBody("What was done.", schemas.ActionResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "POST /api/sessions/{id}/stop",
+        api_handlers.stop_operation,
+        "Stop the running turn",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: ResponseBody("What was done.", schemas.ActionResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "POST /api/sessions/{id}/erase",
+        api_handlers.erase_entries,
+        "Erase entries",
+        about="Removes their bodies and all records that repeat them, also in branches. This cannot be undone.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        request_type=schemas.EraseRequest,
+        response_bodies={200: ResponseBody("The entries that were erased.", schemas.EraseResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/notes",
+        api_handlers.add_note,
+        "Add a note",
+        request_type=schemas.NoteRequest,
+        response_bodies={
+            202: ResponseBody("The note is committed and will reach every memory.", schemas.AcceptedResponse)
+        },
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "POST /api/sessions/{id}/compress",
+        api_handlers.compress_session,
+        "Compress a session",
+        about="The session keeps its id; `undo` with `compress` restores the originals. The response is sent when the "
+        "compression is done, or at once with `preview`.",
+        parameters=(_SESSION_ID_PARAMETER,),
+        request_type=schemas.CompressRequest,
+        response_bodies={200: ResponseBody("The result.", schemas.ActionResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/compressions",
+        api_handlers.list_compressions,
+        "List a session's compressions",
+        parameters=(_SESSION_ID_PARAMETER,),
+        response_bodies={200: ResponseBody("The compressions, oldest first.", schemas.CompressionListResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/compressions/{op}/diff",
+        api_handlers.show_compression_diff,
+        "Show what a compression replaced",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter("op", "The compression's `op`.", "path", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: ResponseBody("The messages before and after.", schemas.CompressionDiffResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    # -- memory --------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/memory/search",
+        memory.search_memory,
+        "Search an agent's memory of a person",
+        about="The facts about a person, with those that were replaced, and the hits of the agent's memories. Without "
+        "`q` the memories are not searched.",
+        parameters=(
+            RouteParameter("q", "The words to search for."),
+            RouteParameter("agent", "The agent; the default agent if not given."),
+            RouteParameter("person", "The person; yourself if not given. Operators only."),
+            RouteParameter(
+                "limit", "The maximum number; 20 if not given.", schema=_build_count_schema(memory.MAX_HITS)
+            ),
+        ),
+        response_bodies={200: ResponseBody("The facts and hits.", schemas.MemorySearchResponse)},
+        refusal_statuses=(400, 403, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/why",
+        memory.explain_answer,
+        "Explain an answer",
+        about="What was recalled for it, from which memory, and what was left out because of budget or deadline.",
+        parameters=(
+            _SESSION_ID_PARAMETER,
+            RouteParameter("at", "The answer at or before this seq; the last if not given.", schema=_COUNT_SCHEMA),
+        ),
+        response_bodies={200: ResponseBody("What was recalled.", schemas.ExplanationView)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/memory/status",
+        memory.show_memory_status,
+        "Show the state of each agent's memories",
+        about="Backlog, dead letters and last error of each memory.",
+        response_bodies={200: ResponseBody("One row per agent and memory.", schemas.MemoryStatusResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/memory/providers/{name}/resend",
+        memory.resend_to_memory,
+        "Resend to a memory what it received",
+        about="In order, under the same keys. Refused for a memory that would store everything twice.",
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryResendRequest,
+        response_bodies={200: ResponseBody("How much is sent again.", schemas.MemoryResendResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/memory/providers/{name}/rekey",
+        memory.rekey_memory,
+        "Move a person's items in a memory to their present peer",
+        about="Each item is stored under the new peer, read back, and then the old one is deleted. It resumes after a "
+        "restart.",
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryRekeyRequest,
+        response_bodies={200: ResponseBody("How much is moved.", schemas.MemoryRekeyResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/memory/providers/{name}/backfill",
+        memory.backfill_memory,
+        "Backfill a memory with older history",
+        about="Sends the history from before the memory was attached, at a limited rate. It resumes after a restart.",
+        parameters=(_MEMORY_NAME_PARAMETER,),
+        request_type=schemas.MemoryBackfillRequest,
+        response_bodies={200: ResponseBody("How much is sent.", schemas.MemoryBackfillResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/memory/forget",
+        memory.forget_person,
+        "Forget a person",
+        about="Erases a person's entries in every log, asks every memory to delete its data, and reads back. This "
+        "cannot be undone. A place is `confirmed` only after reading back. The gateway goes on with places that are "
+        "`asked`; a repeated request asks again at once.",
+        request_type=schemas.ForgetRequest,
+        response_bodies={200: ResponseBody("What is or would be erased.", schemas.ForgetResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/memory/erasures",
+        memory.list_erasures,
+        "List forgettings",
+        about="Every person that was forgotten, by identity, with the state of each place: planned, asked, confirmed, "
+        "unconfirmed, cannot.",
+        response_bodies={200: ResponseBody("The newest first.", schemas.ErasureListResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/memory/export",
+        memory.export_person,
+        "Export a person's data",
+        about="From the logs, the schedules, and each memory that can export. A record with `missing` names a memory "
+        "that cannot.",
+        parameters=(_PERSON_PARAMETER,),
+        response_bodies={
+            200: ResponseBody("One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
+        },
+        refusal_statuses=(400,),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/memory/files",
+        memory.show_memory_files,
+        "Show the facts about a person as Markdown",
+        parameters=(_PERSON_PARAMETER,),
+        response_bodies={
+            200: ResponseBody("The memory files, in the format of an import.", schemas.MemoryFileListResponse)
+        },
+        refusal_statuses=(400,),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/memory/import",
+        memory.import_memory_files,
+        "Import Markdown files as facts and notes",
+        about="Parts that were imported before are skipped.",
+        request_type=schemas.MemoryImportRequest,
+        response_bodies={200: ResponseBody("What the files contain.", schemas.MemoryImportResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    # -- operation -----------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/dead-letters",
+        admin.list_dead_letters,
+        "List dead letters",
+        parameters=(
+            RouteParameter("limit", "How many; 200 if not given.", schema=_build_count_schema(admin.MAX_DEAD_LETTERS)),
+            RouteParameter("after", "The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
+        ),
+        response_bodies={200: ResponseBody("Dead letters, oldest first.", schemas.DeadLetterListResponse)},
+        refusal_statuses=(400,),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/dead-letters/replay",
+        admin.replay_dead_letters,
+        "Replay dead letters",
+        request_type=schemas.DeadLetterReplayRequest,
+        response_bodies={200: ResponseBody("How many are sent again.", schemas.ReplayResponse)},
+        refusal_statuses=(400,),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/status",
+        admin.show_status,
+        "Show the state of the gateway",
+        response_bodies={200: ResponseBody("The status.", schemas.StatusResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/agents",
+        admin.list_agents,
+        "List the agents",
+        response_bodies={
+            200: ResponseBody("The agents in force, and which is the default.", schemas.AgentListResponse)
+        },
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/audit",
+        admin.run_audit,
+        "Check the promises on the store",
+        about="Reads every entry, so it takes long in a large home.",
+        parameters=(RouteParameter("session", "Only this session."),),
+        response_bodies={200: ResponseBody("The report.", schemas.AuditResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/backups",
+        admin.list_backups,
+        "List backups",
+        response_bodies={200: ResponseBody("The backups in `backups/`, oldest first.", schemas.BackupListResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/backups",
+        admin.create_backup,
+        "Copy the store and check the copy",
+        request_type=schemas.BackupRequest,
+        response_bodies={200: ResponseBody("What the copy contains.", schemas.BackupResponse)},
+        refusal_statuses=(400, 403, 507),
+        operator=True,
+    ),
+    # -- people --------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/people",
+        people.list_people,
+        "List people",
+        response_bodies={200: ResponseBody("People and their identities.", schemas.PersonListResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/people/link",
+        people.link_identity,
+        "Link an identity to a person",
+        request_type=schemas.IdentityLinkRequest,
+        response_bodies={200: ResponseBody("The link.", schemas.IdentityLinkResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/people/unlink",
+        people.unlink_identity,
+        "Unlink an identity from its person",
+        request_type=schemas.IdentityRequest,
+        response_bodies={200: ResponseBody("The link that was removed.", schemas.IdentityLinkResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/people/name",
+        people.name_person,
+        "Give a person a name",
+        request_type=schemas.PersonNameRequest,
+        response_bodies={200: ResponseBody("The person.", schemas.PersonNameResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/people/peers",
+        people.list_peers,
+        "List how memories call people",
+        response_bodies={200: ResponseBody("The recorded peers.", schemas.PeerListResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/people/peers",
+        people.assign_peer,
+        "Assign a shared peer to an identity",
+        about="From then on it is recalled for that person, and new messages of the identity go there.",
+        request_type=schemas.PeerAssignmentRequest,
+        response_bodies={200: ResponseBody("The assignment.", schemas.PeerAssignmentResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/people/events",
+        people.list_people_events,
+        "List the log of people",
+        parameters=(
+            RouteParameter("limit", "How many; 100 if not given.", schema=_build_count_schema(people.MAX_EVENTS)),
+            RouteParameter("after", "The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
+        ),
+        response_bodies={200: ResponseBody("Events, oldest first.", schemas.PeopleEventsResponse)},
+        refusal_statuses=(400,),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/pairing",
+        people.list_pairing,
+        "List pairing requests and grants",
+        response_bodies={200: ResponseBody("The open requests and the grants.", schemas.PairingResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/pairing/approve",
+        people.approve_pairing,
+        "Approve a pairing code",
+        request_type=schemas.PairingApprovalRequest,
+        response_bodies={200: ResponseBody("The identity that has access now.", schemas.PairingApprovalResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/pairing/revoke",
+        people.revoke_pairing,
+        "Revoke the access that a code granted",
+        request_type=schemas.IdentityRequest,
+        response_bodies={200: ResponseBody("What was revoked.", schemas.PairingRevocationResponse)},
+        refusal_statuses=(400, 404),
+        operator=True,
+    ),
+    ApiRoute(
+        "GET /api/schedules",
+        people.list_schedules,
+        "List schedules",
+        response_bodies={200: ResponseBody("The schedules, and when each fires next.", schemas.ScheduleListResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/schedules/{id}/delete",
+        people.delete_schedule,
+        "Delete a schedule",
+        parameters=(RouteParameter("id", "The schedule's id.", "path"),),
+        response_bodies={200: ResponseBody("The schedule's id.", schemas.ScheduleDeletionResponse)},
+        refusal_statuses=(404,),
+        operator=True,
+    ),
+    # -- OpenAI's formats ----------------------------------------------------------------------------------------------
+    ApiRoute(
+        "POST /v1/chat/completions",
+        openai_chat.create_completion,
+        "Create a chat completion",
+        about=_SESSION_TEXT + _STREAM_TEXT,
+        parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
+        request_type=openai_chat.ChatCompletionRequest,
+        response_bodies={200: ResponseBody("The reply, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)},
+        refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
+    ),
+    ApiRoute(
+        "POST /v1/responses",
+        openai_responses.create_response,
+        "Create a response",
+        about=_SESSION_TEXT + _STREAM_TEXT,
+        parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
+        request_type=openai_responses.ResponseRequest,
+        response_bodies={
+            200: ResponseBody("The response, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
+        },
+        refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
+    ),
+    ApiRoute(
+        "GET /v1/models",
+        openai_chat.list_models,
+        "List the agents as models",
+        response_bodies={200: ResponseBody("One model per agent.", schemas.ModelListResponse)},
+    ),
+    ApiRoute(
+        "GET /v1/models/{id}",
+        openai_chat.get_model,
+        "Show an agent as a model",
+        parameters=(RouteParameter("id", "The agent's name.", "path"),),
+        response_bodies={200: ResponseBody("The model.", schemas.ModelView)},
+        refusal_statuses=(404,),
+    ),
+    # -- health --------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /health",
+        api_health.get_health,
+        "Check that the process runs",
+        response_bodies={200: ResponseBody("The process runs.", schemas.HealthResponse)},
+    ),
+    ApiRoute(
+        "GET /ready",
+        api_health.get_readiness,
+        "Check that messages can be accepted",
+        response_bodies={200: ResponseBody("Messages can be accepted.", schemas.HealthResponse)},
+        refusal_statuses=(503,),
+    ),
+)
 
 
 def build_routes(
@@ -98,658 +650,34 @@ def build_routes(
 ) -> tuple[ApiRoute, ...]:
     """Return all routes."""
     return (
-        *_build_message_routes(),
-        *_build_session_routes(),
-        *_build_session_view_routes(),
-        *_build_change_routes(),
-        *_build_compression_routes(),
-        *_build_memory_routes(),
-        *_build_memory_transfer_routes(),
-        *_build_person_memory_routes(),
-        *_build_dead_letter_routes(),
-        *_build_gateway_routes(),
-        *_build_backup_routes(),
-        *_build_people_routes(),
-        *_build_pairing_routes(),
-        *_build_schedule_routes(),
-        *_build_openai_routes(),
-        *_build_health_routes(metrics, document),
-        *_build_console_routes(files),
-    )
-
-
-def _build_message_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="POST",
-        path="/api/messages",
-        handler=api_handlers.accept_message,
-        summary="Send a message",
-        about="The response is sent after the message is committed. Read the reply from `/api/events` or from the "
-        "session's entries. A repeated `id` with the same text gets 200 and the same entry; with another text 409.",
-        request_type=schemas.MessageRequest,
-        response_bodies={
-            202: _build_json_body("The message is committed and will be answered.", schemas.AcceptedResponse),
-            200: _build_json_body("The message was accepted before as this entry.", schemas.AcceptedResponse),
-        },
-        refusal_statuses=(400, 403, 404, 409, 507),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/events",
-        handler=events.stream_events,
-        summary="Stream entries",
-        about="Server-sent events. `entry` is an entry with its `session`, sent when it is committed; its id is its "
-        "`pos`. A client that reconnects with the last id it saw misses nothing, even across restarts. `delta` "
-        "(`{session, op, at, text}`) is more text of a growing reply, from character `at` on. It has no id and may "
-        "be lost. `reset` (`{session, op}`) says that the deltas before it are not part of the reply. `hello` says "
-        "where the stream starts.",
-        parameters=(
-            RouteParameter(
-                name="Last-Event-ID", where="header", about="The last id you saw; new entries only if not given."
-            ),
-            RouteParameter(name="after", about="The same, for clients that cannot set headers.", schema=_NUMBER_SCHEMA),
-            RouteParameter(name="session", about="Only this session."),
-            RouteParameter(
-                name="after_seq", about="With `session`: all its entries after this seq.", schema=_NUMBER_SCHEMA
-            ),
+        *_ROUTES,
+        ApiRoute(
+            "GET /metrics",
+            metrics,
+            "Show metrics for Prometheus",
+            response_bodies={
+                200: ResponseBody("Text in Prometheus' format.", media="text/plain", schema={"type": "string"})
+            },
+            operator=True,
         ),
-        response_bodies={
-            200: ResponseBody(
-                about="Events, until you disconnect.", media="text/event-stream", schema={"type": "string"}
-            )
-        },
-        refusal_statuses=(400, 404, 503),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/chat-locations",
-        handler=chat_locations.find_chat_location,
-        summary="Find the location of a chat for a terminal",
-        about="The `location` for a message to the chat or session called `name`. An unknown name is a new chat.",
-        parameters=(
-            RouteParameter(
-                name="name", about="A chat's name, or a session: id, unique prefix, title, address or `last`."
-            ),
-            RouteParameter(name="agent", about="The agent; the default agent if not given."),
+        ApiRoute(
+            "GET /openapi.json",
+            document,
+            "Show the OpenAPI document",
+            response_bodies={200: ResponseBody("OpenAPI 3.1.", schema=_ANY_OBJECT_SCHEMA)},
         ),
-        response_bodies={200: _build_json_body("The location.", schemas.ChatLocationResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-
-
-def _build_session_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/me",
-        handler=api_handlers.get_caller,
-        summary="Show the caller",
-        response_bodies={200: _build_json_body("The caller.", schemas.CallerView)},
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions",
-        handler=api_handlers.list_sessions,
-        summary="List sessions, newest first",
-        parameters=(
-            RouteParameter(
-                name="limit",
-                about="How many; 100 if not given.",
-                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MAX_SESSIONS},
-            ),
-            RouteParameter(name="after", about="The next page: `next` of the page before."),
-            RouteParameter(
-                name="name",
-                about="Only the session of this id; operators may also give a prefix, title, address or `last`.",
-            ),
+        ApiRoute(
+            "GET /",
+            files.get_index,
+            "Show the console",
+            response_bodies={200: ResponseBody("HTML.", media="text/html", schema={"type": "string"})},
         ),
-        response_bodies={200: _build_json_body("The sessions you may see.", schemas.SessionListResponse)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}",
-        handler=api_handlers.get_session,
-        summary="Show a session",
-        parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The session.", schemas.SessionView)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}/entries",
-        handler=api_handlers.list_entries,
-        summary="List a session's entries",
-        parameters=(
-            _SESSION_ID_PARAMETER,
-            RouteParameter(name="after", about="Only entries after this seq.", schema=_NUMBER_SCHEMA),
-            RouteParameter(name="limit", about="The maximum number; all if not given.", schema=_COUNT_SCHEMA),
+        ApiRoute(
+            "GET /static/{name}",
+            files.get_file,
+            "Show a file of the console",
+            parameters=(RouteParameter("name", "The file's name.", "path"),),
+            response_bodies={200: ResponseBody("The file.", media="*/*", schema={"type": "string"})},
+            refusal_statuses=(404,),
         ),
-        response_bodies={200: _build_json_body("The entries, oldest first.", schemas.EntryListResponse)},
-        refusal_statuses=(400, 404),
     )
-
-
-def _build_session_view_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}/context",
-        handler=api_handlers.get_context,
-        summary="Show the context of a turn",
-        about="Computed from the log and compared with the digest that was recorded when it was sent.",
-        parameters=(
-            _SESSION_ID_PARAMETER,
-            RouteParameter(
-                name="at",
-                about="The thought at or after this seq; the next turn if not given.",
-                schema=_COUNT_SCHEMA,
-            ),
-        ),
-        response_bodies={200: _build_json_body("The request to the model.", schemas.ContextView)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}/addresses",
-        handler=api_handlers.list_addresses,
-        summary="List the addresses that are bound to a session",
-        parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The addresses.", schemas.AddressListResponse)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/entries",
-        handler=api_handlers.search_entries,
-        summary="Search the entries of all sessions",
-        about="The newest entries that contain all words, grouped by session.",
-        parameters=(
-            RouteParameter(name="q", about="The words."),
-            RouteParameter(
-                name="limit",
-                about="The maximum number; 50 if not given.",
-                schema={**_COUNT_SCHEMA, "maximum": api_handlers.MAX_HITS},
-            ),
-        ),
-        response_bodies={200: _build_json_body("The entries.", schemas.SearchResponse)},
-        refusal_statuses=(400,),
-        operator=True,
-    )
-
-
-def _build_change_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="POST",
-        path="/api/sessions/{id}/undo",
-        handler=api_handlers.undo_operations,
-        summary="Undo turns, or a compression",
-        about="Nothing is deleted. The undone operations leave the context.",
-        parameters=(_SESSION_ID_PARAMETER,),
-        request_type=schemas.UndoRequest,
-        response_bodies={200: _build_json_body("What was done.", schemas.ActionResponse)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/sessions/{id}/stop",
-        handler=api_handlers.stop_operation,
-        summary="Stop the running turn",
-        parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("What was done.", schemas.ActionResponse)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/sessions/{id}/erase",
-        handler=api_handlers.erase_entries,
-        summary="Erase entries",
-        about="Removes their bodies and all records that repeat them, also in branches. This cannot be undone.",
-        parameters=(_SESSION_ID_PARAMETER,),
-        request_type=schemas.EraseRequest,
-        response_bodies={200: _build_json_body("The entries that were erased.", schemas.EraseResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/notes",
-        handler=api_handlers.add_note,
-        summary="Add a note",
-        request_type=schemas.NoteRequest,
-        response_bodies={
-            202: _build_json_body("The note is committed and will reach every memory.", schemas.AcceptedResponse)
-        },
-        refusal_statuses=(400, 404),
-    )
-
-
-def _build_compression_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="POST",
-        path="/api/sessions/{id}/compress",
-        handler=api_handlers.compress_session,
-        summary="Compress a session",
-        about="The session keeps its id; `undo` with `compress` restores the originals. The response is sent when the "
-        "compression is done, or at once with `preview`.",
-        parameters=(_SESSION_ID_PARAMETER,),
-        request_type=schemas.CompressRequest,
-        response_bodies={200: _build_json_body("The result.", schemas.ActionResponse)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}/compressions",
-        handler=api_handlers.list_compressions,
-        summary="List a session's compressions",
-        parameters=(_SESSION_ID_PARAMETER,),
-        response_bodies={200: _build_json_body("The compressions, oldest first.", schemas.CompressionListResponse)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}/compressions/{op}/diff",
-        handler=api_handlers.show_compression_diff,
-        summary="Show what a compression replaced",
-        parameters=(
-            _SESSION_ID_PARAMETER,
-            RouteParameter(name="op", where="path", about="The compression's `op`.", schema=_COUNT_SCHEMA),
-        ),
-        response_bodies={200: _build_json_body("The messages before and after.", schemas.CompressionDiffResponse)},
-        refusal_statuses=(400, 404),
-    )
-
-
-def _build_memory_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/memory/search",
-        handler=memory.search_memory,
-        summary="Search an agent's memory of a person",
-        about="The facts about a person, with those that were replaced, and the hits of the agent's memories. Without "
-        "`q` the memories are not searched.",
-        parameters=(
-            RouteParameter(name="q", about="The words to search for."),
-            RouteParameter(name="agent", about="The agent; the default agent if not given."),
-            RouteParameter(name="person", about="The person; yourself if not given. Operators only."),
-            RouteParameter(
-                name="limit",
-                about="The maximum number; 20 if not given.",
-                schema={**_COUNT_SCHEMA, "maximum": memory.MAX_HITS},
-            ),
-        ),
-        response_bodies={200: _build_json_body("The facts and hits.", schemas.MemorySearchResponse)},
-        refusal_statuses=(400, 403, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/sessions/{id}/why",
-        handler=memory.explain_answer,
-        summary="Explain an answer",
-        about="What was recalled for it, from which memory, and what was left out because of budget or deadline.",
-        parameters=(
-            _SESSION_ID_PARAMETER,
-            RouteParameter(
-                name="at", about="The answer at or before this seq; the last if not given.", schema=_COUNT_SCHEMA
-            ),
-        ),
-        response_bodies={200: _build_json_body("What was recalled.", schemas.ExplanationView)},
-        refusal_statuses=(400, 404),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/memory/status",
-        handler=memory.show_memory_status,
-        summary="Show the state of each agent's memories",
-        about="Backlog, dead letters and last error of each memory.",
-        response_bodies={200: _build_json_body("One row per agent and memory.", schemas.MemoryStatusResponse)},
-        operator=True,
-    )
-
-
-def _build_memory_transfer_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="POST",
-        path="/api/memory/providers/{name}/resend",
-        handler=memory.resend_to_memory,
-        summary="Resend to a memory what it received",
-        about="In order, under the same keys. Refused for a memory that would store everything twice.",
-        parameters=(_MEMORY_NAME_PARAMETER,),
-        request_type=schemas.MemoryResendRequest,
-        response_bodies={200: _build_json_body("How much is sent again.", schemas.MemoryResendResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/memory/providers/{name}/backfill",
-        handler=memory.backfill_memory,
-        summary="Backfill a memory with older history",
-        about="Sends the history from before the memory was attached, at a limited rate. It resumes after a restart.",
-        parameters=(_MEMORY_NAME_PARAMETER,),
-        request_type=schemas.MemoryBackfillRequest,
-        response_bodies={200: _build_json_body("How much is sent.", schemas.MemoryBackfillResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-
-
-def _build_person_memory_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="POST",
-        path="/api/memory/forget",
-        handler=memory.forget_person,
-        summary="Forget a person",
-        about="Erases a person's entries in every log and asks every memory to delete its data. This cannot be undone. "
-        "A repeated request continues with the memories that have not confirmed.",
-        request_type=schemas.ForgetRequest,
-        response_bodies={200: _build_json_body("What is or would be erased.", schemas.ForgetResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/memory/export",
-        handler=memory.export_person,
-        summary="Export a person's data",
-        about="From the logs, the schedules, and each memory that can export. A record with `missing` names a memory "
-        "that cannot.",
-        parameters=(_PERSON_PARAMETER,),
-        response_bodies={
-            200: ResponseBody(about="One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
-        },
-        refusal_statuses=(400,),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/memory/files",
-        handler=memory.show_memory_files,
-        summary="Show the facts about a person as Markdown",
-        parameters=(_PERSON_PARAMETER,),
-        response_bodies={
-            200: _build_json_body("The memory files, in the format of an import.", schemas.MemoryFileListResponse)
-        },
-        refusal_statuses=(400,),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/memory/import",
-        handler=memory.import_memory_files,
-        summary="Import Markdown files as facts and notes",
-        about="Parts that were imported before are skipped.",
-        request_type=schemas.MemoryImportRequest,
-        response_bodies={200: _build_json_body("What the files contain.", schemas.MemoryImportResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-
-
-def _build_dead_letter_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/dead-letters",
-        handler=admin.list_dead_letters,
-        summary="List dead letters",
-        parameters=(
-            RouteParameter(
-                name="limit",
-                about="How many; 200 if not given.",
-                schema={**_COUNT_SCHEMA, "maximum": admin.MAX_DEAD_LETTERS},
-            ),
-            RouteParameter(name="after", about="The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
-        ),
-        response_bodies={200: _build_json_body("Dead letters, oldest first.", schemas.DeadLetterListResponse)},
-        refusal_statuses=(400,),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/dead-letters/replay",
-        handler=admin.replay_dead_letters,
-        summary="Replay dead letters",
-        request_type=schemas.DeadLetterReplayRequest,
-        response_bodies={200: _build_json_body("How many are sent again.", schemas.ReplayResponse)},
-        refusal_statuses=(400,),
-        operator=True,
-    )
-
-
-def _build_gateway_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/status",
-        handler=admin.show_status,
-        summary="Show the state of the gateway",
-        response_bodies={200: _build_json_body("The status.", schemas.StatusResponse)},
-        operator=True,
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/agents",
-        handler=admin.list_agents,
-        summary="List the agents",
-        response_bodies={
-            200: _build_json_body("The agents in force, and which is the default.", schemas.AgentListResponse)
-        },
-        operator=True,
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/api/audit",
-        handler=admin.run_audit,
-        summary="Check the promises on the store",
-        about="Reads every entry, so it takes long in a large home.",
-        parameters=(RouteParameter(name="session", about="Only this session."),),
-        response_bodies={200: _build_json_body("The report.", schemas.AuditResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-
-
-def _build_backup_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/backups",
-        handler=admin.list_backups,
-        summary="List backups",
-        response_bodies={200: _build_json_body("The backups in `backups/`, oldest first.", schemas.BackupListResponse)},
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/backups",
-        handler=admin.create_backup,
-        summary="Copy the store and check the copy",
-        request_type=schemas.BackupRequest,
-        response_bodies={200: _build_json_body("What the copy contains.", schemas.BackupResponse)},
-        refusal_statuses=(400, 403, 507),
-        operator=True,
-    )
-
-
-def _build_people_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/people",
-        handler=people.list_people,
-        summary="List people",
-        response_bodies={200: _build_json_body("People and their identities.", schemas.PersonListResponse)},
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/people/link",
-        handler=people.link_identity,
-        summary="Link an identity to a person",
-        request_type=schemas.IdentityLinkRequest,
-        response_bodies={200: _build_json_body("The link.", schemas.IdentityLinkResponse)},
-        refusal_statuses=(400,),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/people/unlink",
-        handler=people.unlink_identity,
-        summary="Unlink an identity from its person",
-        request_type=schemas.IdentityRequest,
-        response_bodies={200: _build_json_body("The link that was removed.", schemas.IdentityLinkResponse)},
-        refusal_statuses=(400,),
-        operator=True,
-    )
-
-
-def _build_pairing_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/pairing",
-        handler=people.list_pairing,
-        summary="List pairing requests and grants",
-        response_bodies={200: _build_json_body("The open requests and the grants.", schemas.PairingResponse)},
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/pairing/approve",
-        handler=people.approve_pairing,
-        summary="Approve a pairing code",
-        request_type=schemas.PairingApprovalRequest,
-        response_bodies={200: _build_json_body("The identity that has access now.", schemas.PairingApprovalResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/pairing/revoke",
-        handler=people.revoke_pairing,
-        summary="Revoke the access that a code granted",
-        request_type=schemas.IdentityRequest,
-        response_bodies={200: _build_json_body("What was revoked.", schemas.PairingRevocationResponse)},
-        refusal_statuses=(400, 404),
-        operator=True,
-    )
-
-
-def _build_schedule_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/api/schedules",
-        handler=people.list_schedules,
-        summary="List schedules",
-        response_bodies={
-            200: _build_json_body("The schedules, and when each fires next.", schemas.ScheduleListResponse)
-        },
-        operator=True,
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/api/schedules/{id}/delete",
-        handler=people.delete_schedule,
-        summary="Delete a schedule",
-        parameters=(RouteParameter(name="id", where="path", about="The schedule's id."),),
-        response_bodies={200: _build_json_body("The schedule's id.", schemas.ScheduleDeletionResponse)},
-        refusal_statuses=(404,),
-        operator=True,
-    )
-
-
-def _build_openai_routes() -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=openai_chat.create_completion,
-        summary="Create a chat completion",
-        about=_SESSION_TEXT + _STREAM_TEXT,
-        parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
-        request_type=openai_chat.ChatCompletionRequest,
-        response_bodies={
-            200: ResponseBody(about="The reply, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
-        },
-        refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
-    )
-    yield ApiRoute(
-        method="POST",
-        path="/v1/responses",
-        handler=openai_responses.create_response,
-        summary="Create a response",
-        about=_SESSION_TEXT + _STREAM_TEXT,
-        parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
-        request_type=openai_responses.ResponseRequest,
-        response_bodies={
-            200: ResponseBody(about="The response, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
-        },
-        refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/v1/models",
-        handler=openai_chat.list_models,
-        summary="List the agents as models",
-        response_bodies={200: _build_json_body("One model per agent.", schemas.ModelListResponse)},
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/v1/models/{id}",
-        handler=openai_chat.get_model,
-        summary="Show an agent as a model",
-        parameters=(RouteParameter(name="id", where="path", about="The agent's name."),),
-        response_bodies={200: _build_json_body("The model.", schemas.ModelView)},
-        refusal_statuses=(404,),
-    )
-
-
-def _build_health_routes(metrics: api_health.MetricsEndpoint, document: RouteHandler) -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/health",
-        handler=api_health.get_health,
-        summary="Check that the process runs",
-        response_bodies={200: _build_json_body("The process runs.", schemas.HealthResponse)},
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/ready",
-        handler=api_health.get_readiness,
-        summary="Check that messages can be accepted",
-        response_bodies={200: _build_json_body("Messages can be accepted.", schemas.HealthResponse)},
-        refusal_statuses=(503,),
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/metrics",
-        handler=metrics,
-        summary="Show metrics for Prometheus",
-        response_bodies={
-            200: ResponseBody(about="Text in Prometheus' format.", media="text/plain", schema={"type": "string"})
-        },
-        operator=True,
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/openapi.json",
-        handler=document,
-        summary="Show the OpenAPI document",
-        response_bodies={200: ResponseBody(about="OpenAPI 3.1.", schema=_ANY_OBJECT_SCHEMA)},
-    )
-
-
-def _build_console_routes(files: console.ConsoleFiles) -> Iterable[ApiRoute]:
-    yield ApiRoute(
-        method="GET",
-        path="/",
-        handler=files.get_index,
-        summary="Show the console",
-        response_bodies={200: ResponseBody(about="HTML.", media="text/html", schema={"type": "string"})},
-    )
-    yield ApiRoute(
-        method="GET",
-        path="/static/{name}",
-        handler=files.get_file,
-        summary="Show a file of the console",
-        parameters=(RouteParameter(name="name", where="path", about="The file's name."),),
-        response_bodies={200: ResponseBody(about="The file.", media="*/*", schema={"type": "string"})},
-        refusal_statuses=(404,),
-    )
-
-
-__all__ = ["ApiCall", "ApiRoute", "ResponseBody", "RouteParameter", "build_routes"]

@@ -103,11 +103,31 @@ class MemoryBackfillRequest(Struct, forbid_unknown_fields=True):
     dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
 
 
+class MemoryRekeyRequest(Struct, forbid_unknown_fields=True):
+    """Whose items to move to the peer that the person has now."""
+
+    person: Annotated[Label, Meta(description="A person's name, one of their identities, or their id.")]
+    agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
+    dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
+
+
+class PeerAssignmentRequest(Struct, forbid_unknown_fields=True):
+    """Whose a peer is that several people used."""
+
+    memory: Annotated[Label, Meta(description="The memory.")]
+    peer: Annotated[Label, Meta(description="The peer, as `GET /api/people/peers` lists it.")]
+    identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
+
+
 class ForgetRequest(Struct, forbid_unknown_fields=True):
     """Which person to forget."""
 
     person: Annotated[Label, Meta(description="A name, or an identity such as `telegram:1001`.")]
     dry_run: Annotated[bool, Meta(description="Only report what would be erased.")] = False
+    rebuild: Annotated[
+        bool,
+        Meta(description="Store the words of others anew where a memory can delete only whole sessions."),
+    ] = False
 
 
 class MemoryImportRequest(Struct, forbid_unknown_fields=True):
@@ -134,7 +154,21 @@ class IdentityLinkRequest(Struct, forbid_unknown_fields=True):
     """An identity, and the person to link it to."""
 
     identity: Annotated[Label, Meta(description="`platform:id`, for example `telegram:1001`.")]
-    person: Annotated[Label, Meta(description="A name from `people`.")]
+    person: Annotated[Label, Meta(description="A person's name, one of their identities, or their id.")]
+    since: Annotated[
+        float | None,
+        Meta(
+            description="From when on the identity is this person's, in seconds; 0: always. By default always, "
+            "except on platforms where an id can change hands."
+        ),
+    ] = None
+
+
+class PersonNameRequest(Struct, forbid_unknown_fields=True):
+    """A person, and the name to give them."""
+
+    person: Annotated[Label, Meta(description="A person's name, one of their identities, or their id.")]
+    name: Annotated[Name, Meta(description="The new name. It belongs to one person at a time.")]
 
 
 class IdentityRequest(Struct, forbid_unknown_fields=True):
@@ -276,23 +310,60 @@ class MemoryBackfillResponse(Struct):
     until: float | None
 
 
+class MemoryRekeyResponse(Struct):
+    """What is or would be moved to other peers. `new_peers` maps each identity of the person to its present peer."""
+
+    memory: str
+    person: str
+    begun: bool
+    sessions: int
+    items: int
+    requests: int
+    old_peers: list[str]
+    new_peers: dict[str, str]
+
+
+class PeerAssignmentResponse(Struct):
+    memory: str
+    peer: str
+    identity: str
+
+
+class PeerRow(Struct):
+    """How a memory calls an identity, in the entries from `from_pos` on. A shared peer is recalled for nobody."""
+
+    memory: str
+    agent: str
+    identity: str
+    peer: str
+    from_pos: int
+    source: str
+    shared: bool
+
+
+class PeerListResponse(Struct):
+    peers: list[PeerRow]
+
+
 class MemoryStatusRow(Struct):
-    """One memory of one agent. `there` is false if its provider could not be created."""
+    """One memory of one agent. `available` is false if its provider could not be created."""
 
     agent: str
     memory: str
-    there: bool
-    waiting: int
-    since: float | None
+    available: bool
+    backlog: int
+    backlog_since: float | None
     in_doubt: int
     dead_letters: int
     replaying: int
     delivery: str
-    handed_over: int | None
-    says: str
+    sent: int | None
+    report: str
+    remedy: str
     error: str
     confirmed: int = 0
     unknown: int = 0
+    rekeying: int = 0
 
 
 class MemoryStatusResponse(Struct):
@@ -302,18 +373,58 @@ class MemoryStatusResponse(Struct):
     forgetting: list[list[str]]
 
 
+class ErasurePart(Struct):
+    """One thing that a place deletes, or cannot delete."""
+
+    id: str
+    what: str
+    state: str
+    count: int
+    reason: str
+    upto: float
+    session: str
+    hidden: bool
+
+
+class ErasurePlace(Struct):
+    """A place that holds data of the person: `log`, `backups`, or a memory. `until` is when it is gone by itself."""
+
+    place: str
+    agent: str
+    state: str
+    asked_at: float
+    until: float
+    problem: str
+    parts: list[ErasurePart]
+
+
+class ErasureView(Struct):
+    identities: list[str]
+    at: float
+    by: str
+    state: str
+    places: list[ErasurePlace]
+
+
+class ErasureListResponse(Struct):
+    erasures: list[ErasureView]
+
+
 class ForgetResponse(Struct):
-    """What is or would be erased. `remains` says what stays, and why."""
+    """What is or would be erased. `state` is that of the least advanced place; `remains` says what stays, and why."""
 
     person: str
     names: list[str]
+    former: list[str]
+    state: str
     done: bool
     sessions: list[dict[str, Any]]
     entries: int
     recalls: int
     dead_letters: int
     schedules: int
-    providers: list[dict[str, Any]]
+    records: int
+    places: list[ErasurePlace]
     remains: list[str]
 
 
@@ -556,7 +667,7 @@ class AuditResponse(Struct):
 class BackupView(Struct):
     path: str
     at: float
-    position: int
+    pos: int
     bytes: int
     sound: bool
 
@@ -570,7 +681,7 @@ class BackupResponse(Struct):
 
     path: str
     bytes: int
-    position: int
+    pos: int
     sessions: int
     entries: int
     sound: bool
@@ -579,17 +690,39 @@ class BackupResponse(Struct):
     removed: list[str]
 
 
-class PersonView(Struct):
-    """A person with the identities from config.yaml and from links."""
+class IdentityView(Struct):
+    """An identity, and why it belongs to the person."""
 
+    identity: str
+    proof: str
+    since: float
+    at: float
+
+
+class PersonView(Struct):
+    """A person with their identities. A person whom only messages made known has no name."""
+
+    id: str
     name: str
     owner: bool
-    configured: list[str]
-    linked: list[str]
+    """Whether the person is an owner everywhere."""
+    owner_of: list[str]
+    """Where the person is an owner, as key paths of the configuration: `access` (everywhere), `agents.main`, …"""
+    identities: list[IdentityView]
 
 
 class PersonListResponse(Struct):
     people: list[PersonView]
+
+
+class PersonNameResponse(Struct):
+    id: str
+    name: str
+
+
+class PeopleEventsResponse(Struct):
+    events: list[dict[str, Any]]
+    next: int | None
 
 
 class IdentityLinkResponse(Struct):

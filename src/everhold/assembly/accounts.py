@@ -30,7 +30,7 @@ from everhold.infra.fetch import UrlFetcher
 from everhold.infra.home_lock import HomeLock
 from everhold.infra.plugins import PLATFORM_PLUGINS, PluginCatalogue
 from everhold.infra.secret import SecretString
-from everhold.ingress.chat_aliases import ChatAliases
+from everhold.ingress.chat_records import ChatAliases
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsClose
@@ -249,7 +249,8 @@ class PlatformAccounts:
         account = settings.platforms.get(platform, {}).get(name) if settings is not None else None
         if settings is None or account is None:
             return frozenset()
-        allowed = {*account.access.direct, *settings.access.owners}
+        agent = settings.agents.get(account.agent)
+        allowed = {*account.access.direct, *settings.access.owners, *account.owners, *(agent.owners if agent else ())}
         ids = allowed | {id for id, person in settings.identities.items() if person in allowed}
         prefix = f"{platform}:"
         return frozenset(id.removeprefix(prefix) for id in ids if id.startswith(prefix))

@@ -17,9 +17,11 @@ from everhold.core.consumers import MEMORY, parse_consumer
 from everhold.core.entries import ChatLocation, Stamp
 from everhold.core.memory_naming import NamingRule, SessionOrigin, choose_hermes_name, choose_memory_name
 from everhold.core.memory_pacing import MemoryPacing, parse_write_setting
+from everhold.core.roles import PersonRole
 from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, TokenMeter, list_turn_budgets
 from everhold.engine.budgets import BudgetLimit
 from everhold.engine.facts import FactCache
+from everhold.engine.memory.recall import HitJudge
 from everhold.engine.memory_client import MemoryClient
 from everhold.errors import EverholdError, Overloaded
 from everhold.infra.plugins import MODEL_PLUGINS
@@ -41,6 +43,23 @@ BASE_PROMPT: Final = (
 )
 
 
+class ToolCollection:
+    """The tools of one agent, and the roles that they need in addition to what the table of roles says."""
+
+    def __init__(self, configured_needs: Mapping[str, str] | None = None) -> None:
+        """`configured_needs` are the roles that the configuration asks for, by the name in `tools`."""
+        self._configured_needs = configured_needs or {}
+        self.tools: dict[str, Tool] = {}
+        self.needs: dict[str, PersonRole] = {}
+
+    def add(self, name: str, tools: Mapping[str, Tool], *, least: PersonRole = PersonRole.STRANGER) -> None:
+        """Add the tools that `name` in the configuration stands for. They need at least the role `least`."""
+        wanted = self._configured_needs.get(name)
+        needed = least if wanted is None else max(least, PersonRole[wanted.upper()])
+        self.tools |= tools
+        self.needs |= dict.fromkeys(tools, needed)
+
+
 class ConfiguredAgents:
     """The runtimes of all agents, by the present settings. A running turn keeps the runtime it began with."""
 
@@ -53,7 +72,7 @@ class ConfiguredAgents:
         clock: Clock,
         directory: Path,
         platforms: Mapping[tuple[str, str], Platform],
-        tools: Callable[[AgentSettings], Mapping[str, Tool]] = lambda _: {},
+        tools: Callable[[AgentSettings], ToolCollection] = lambda _: ToolCollection(),
         wait_for_tools: Callable[[AgentSettings], Callable[[], Awaitable[None]] | None] = lambda _: None,
         memories: MemoryProviders | None = None,
     ) -> None:
@@ -69,6 +88,9 @@ class ConfiguredAgents:
         self.memories = memories or MemoryProviders(
             settings, log=log, clock=clock, directory=directory, has_no_memories=True
         )
+        self.memories.make_judge = lambda agent, stamp: HitJudge(
+            store, self.fact_cache, agent=agent, audience=stamp.audience
+        )
         self.memories.on_change = lambda agent: self.invalidate(lambda it: it.name == agent)
         self._runtimes: dict[tuple[str, str, str], AgentRuntime] = {}
         self._models: dict[str, RetirableModel] = {}
@@ -79,8 +101,8 @@ class ConfiguredAgents:
         """Apply a new revision of the settings. Agents that it changes are rebuilt at their next turn."""
         names = {*settings.models, *self.settings.models}
         changed = {name for name in names if self.settings.models.get(name) != settings.models.get(name)}
-        for gone in [model for model in self._models if model in changed]:
-            self._retire_model(self._models.pop(gone))
+        for changed_model in [model for model in self._models if model in changed]:
+            self._retire_model(self._models.pop(changed_model))
         kept = {name for name, sign in settings.signatures.items() if self.settings.signatures.get(name) == sign}
         self._runtimes = {
             key: runtime for key, runtime in self._runtimes.items() if key[0] in kept and key[2] not in changed
@@ -158,6 +180,7 @@ class ConfiguredAgents:
         asked = [name for name in (*names, summariser or "") if name in self.settings.models]
         compression = settings.compression
         memories = list(self.memories.list_agent_clients(settings.name))
+        tools = self.tools(settings)
         # an unavailable memory may support jobs, so it is not excluded
         without_jobs = {client.instance for client in memories if not client.has_capability(MemoryCapability.JOBS)}
         return AgentRuntime(
@@ -171,7 +194,8 @@ class ConfiguredAgents:
             model_choices=tuple(sorted(self.settings.models)),
             explain_unfit_model=lambda name: self._explain_unfit_model(settings, name),
             summariser=self._get_model(summariser) if summariser else models[0],
-            tools={**self.memories.list_tools(settings.name), **self.tools(settings)},
+            tools={**self.memories.list_tools(settings.name), **tools.tools},
+            tool_needs=tools.needs,
             wait_for_tools=self.wait_for_tools(settings),
             memories=tuple(memory.name for memory in settings.memories if memory.name != BUILTIN_MEMORY),
             pacing=build_pacing(settings),

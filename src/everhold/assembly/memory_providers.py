@@ -13,18 +13,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from everhold.config import ConfigProblem, MemorySettings, Settings, build_plugin_settings
+from everhold.core.entries import Stamp
+from everhold.core.roles import ToolAccess
 from everhold.engine.effects import call_plugin, close_within
-from everhold.engine.memory_client import MemoryClient
-from everhold.engine.memory_liveness import MemoryLiveness
+from everhold.engine.memory.peers import PeerRegistry
+from everhold.engine.memory.recall import HitJudge
+from everhold.engine.memory.tombstones import is_withheld
+from everhold.engine.memory_client import MemoryClient, MemoryLiveness
 from everhold.errors import EverholdError, InvalidRequest
 from everhold.infra.plugins import MEMORY_PLUGINS, PluginFactory
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
-from everhold.ports.memory import MemoryProvider
+from everhold.ports.memory import MemoryHit, MemoryProvider
 from everhold.ports.model import ToolSpec
 from everhold.ports.plugin import PluginContext
-from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
+from everhold.ports.tool import SupportsActs, Tool, ToolContext, ToolEffect, ToolResult, get_access
 
 REBUILD_RETRY_SECONDS: Final = 60.0
 """How long after a failure building an instance is retried, because a missing package may have been installed."""
@@ -70,8 +76,12 @@ class MemoryProviders:
         self.own_factories = own_factories or {}
         self.load = load
         self.has_no_memories = has_no_memories
+        self.peers: PeerRegistry | None = None
+        """The peers of the people present, for the tools of memories."""
         self.on_change: Callable[[str], None] = lambda _agent: None
         """Called with an agent when one of its memories becomes available."""
+        self.make_judge: Callable[[str, Stamp], HitJudge] | None = None
+        """(agent, stamp) -> judges what tools find. Without it no tool shows anything that was found."""
         self._slots: dict[tuple[str, str], ProviderSlot] = {}
         self._liveness: dict[tuple[str, str], MemoryLiveness] = {}
         self._closing_tasks: set[asyncio.Task[None]] = set()
@@ -155,7 +165,7 @@ class MemoryProviders:
 
     def apply_settings(self, settings: Settings) -> None:
         """Apply a new revision of the settings. Changed memories are rebuilt when they are next needed."""
-        self.settings = settings
+        former, self.settings = self.settings, settings
         for key, slot in list(self._slots.items()):
             wanted = self._find_settings(*key)
             if wanted != slot.settings:
@@ -163,6 +173,8 @@ class MemoryProviders:
                 if slot.client is not None:
                     self._schedule_close(slot.client)
                     self.log.info("memory.replaced" if wanted else "memory.detached", memory=key[0], agent=key[1])
+            elif slot.client is not None and _get_persona(former, slot.agent) != _get_persona(settings, slot.agent):
+                self._pass_persona(slot)
 
     async def close(self) -> None:
         """Close all clients."""
@@ -197,6 +209,7 @@ class MemoryProviders:
         slot.reason = slot.remedy = ""
         slot.warnings.clear()
         slot.signature = self._read_signature(slot)
+        self._pass_persona(slot)
         return True
 
     def _rebuild_client(self, slot: ProviderSlot) -> bool:
@@ -210,6 +223,7 @@ class MemoryProviders:
             return False
         slot.warnings.clear()
         slot.signature = self._read_signature(slot)
+        self._pass_persona(slot)
         self._schedule_close(old)
         self.log.info("memory.replaced", memory=slot.instance, agent=slot.agent)
         return True
@@ -230,6 +244,7 @@ class MemoryProviders:
             directory=directory,
             log=self.log.bind(memory=instance, agent=agent),
             clock=self.clock,
+            is_owner=self._is_owner,
         )
 
         def build() -> MemoryProvider:
@@ -238,6 +253,20 @@ class MemoryProviders:
         return MemoryClient(
             call_plugin(f"building memory {instance}", build), instance=instance, agent=agent, liveness=liveness
         )
+
+    def _is_owner(self, identity: str) -> bool | None:
+        """Return whether an identity is the first owner's; None if none is configured."""
+        owners = self.settings.access.owners
+        if not owners:
+            return None
+        return identity in (owners[0], f"local:{owners[0]}") or self.settings.identities.get(identity) == owners[0]
+
+    def _pass_persona(self, slot: ProviderSlot) -> None:
+        assert slot.client is not None
+        try:
+            slot.client.set_persona(_get_persona(self.settings, slot.agent))
+        except EverholdError as error:
+            self._warn_once(slot.client, "persona", str(error))
 
     def _get_liveness(self, instance: str, agent: str) -> MemoryLiveness:
         """The liveness record of a memory, which survives a rebuild. A rebuilt memory may be searched at once."""
@@ -285,20 +314,52 @@ class MemoryTool:
     def __init__(self, providers: MemoryProviders, instance: str, tool: Tool, *, agent: str) -> None:
         self.spec: ToolSpec = tool.spec
         self.effect: ToolEffect = tool.effect
+        self.access: ToolAccess = get_access(tool)
         self.deadline: float = tool.deadline
+        if isinstance(tool, SupportsActs):
+            self.acts: bool = tool.acts
         self._providers = providers
         self._instance = instance
         self._agent = agent
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         client, tool = self._find_current()
+        if not getattr(tool, "shows_hits", False) and await self._is_withheld(context):
+            return ToolResult(
+                text=f"{self.spec.name} is not available here now: {self._instance} has not confirmed that it deleted "
+                "erased text, and its answers cannot be checked. Tools that search still work.",
+                error=True,
+            )
+        registry = self._providers.peers
+        if registry is not None and client.peer_rule is not None:
+            people = await registry.store.get_people()
+            present = people.expand_audience(context.stamp.audience)
+            peers = await registry.list_present_peers(self._instance, self._agent, present)
+            context = structs.replace(context, present=present, peers=peers)
         with client.hold_open():
             result: object = await tool.run(arguments, context)
         if not isinstance(result, ToolResult):
             raise InvalidRequest(
                 f"{self.spec.name} of memory {self._instance} returned a {type(result).__name__}, not a ToolResult"
             )
-        return result
+        return await self._render_hits(result, context)
+
+    async def _is_withheld(self, context: ToolContext) -> bool:
+        """Whether the memory may reason from something that is being erased, for the people present."""
+        if self._providers.make_judge is None:
+            return False
+        store = self._providers.make_judge(self._agent, context.stamp).store
+        return await is_withheld(store, self._instance, agent=self._agent, audience=context.stamp.audience)
+
+    async def _render_hits(self, result: ToolResult, context: ToolContext) -> ToolResult:
+        """Return the result with the hits that may be shown as text. A tool never renders what it found."""
+        if not result.hits:
+            return result
+        make_judge = self._providers.make_judge
+        judge = make_judge(self._agent, context.stamp) if make_judge is not None else None
+        shown = await judge.select_visible(self._instance, result.hits) if judge is not None else []
+        text = "\n\n".join(render_tool_hit(it) for it in shown)
+        return structs.replace(result, text=text or result.text, hits=())
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
         client, tool = self._find_current()
@@ -311,3 +372,13 @@ class MemoryTool:
         if client is None or tool is None:
             raise InvalidRequest(f"memory {self._instance} no longer offers {self.spec.name}, so nothing was done")
         return client, tool
+
+
+def _get_persona(settings: Settings, agent: str) -> str:
+    return settings.agents[agent].persona if agent in settings.agents else ""
+
+
+def render_tool_hit(hit: MemoryHit) -> str:
+    """Return a hit as a model reads it: its id if the tool can take it, its person, its text."""
+    about = hit.remote_id or hit.person
+    return f"[{about}] {hit.text}" if about else hit.text

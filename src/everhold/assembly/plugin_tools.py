@@ -49,11 +49,17 @@ class PluginTools:
         self, agent: AgentSettings, sections: Mapping[str, ToolSettings], *, taken: Collection[str]
     ) -> dict[str, Tool]:
         """The tools of this agent's plug-ins, by name. `taken` are the names of its other tools."""
+        return {tool.spec.name: tool for _, tool in self.list_named_tools(agent, sections, taken=taken)}
+
+    def list_named_tools(
+        self, agent: AgentSettings, sections: Mapping[str, ToolSettings], *, taken: Collection[str]
+    ) -> list[tuple[str, Tool]]:
+        """The tools of this agent's plug-ins, each with its name in the configuration."""
         wanted = [name for name in agent.tools if name not in SELECTABLE_TOOLS and not name.startswith("mcp:")]
         for key in [key for key in (*self._tools, *self._errors) if key[1] == agent.name and key[0] not in wanted]:
             self._tools.pop(key, None)
             self._errors.pop(key, None)
-        found: dict[str, Tool] = {}
+        found: dict[str, tuple[str, Tool]] = {}
         for name in wanted:
             settings = sections.get(name) or ToolSettings.model_construct(provider=name)
             if not settings.is_ready:
@@ -73,8 +79,8 @@ class PluginTools:
                 self._log.warning("tool.unavailable", tool=name, agent=agent.name, error=str(error))
             else:
                 self._errors.pop((name, agent.name), None)
-                found[tool.spec.name] = tool
-        return found
+                found[tool.spec.name] = (name, tool)
+        return list(found.values())
 
     def list_problems(self) -> list[ConfigProblem]:
         """The present problems of plug-in tools."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from everhold.cli.errors import read_error
-from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone
+from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone, make_foreign_error
 from everhold.errors import Conflict, InvalidRequest, NotFound, Refused, Transient
 
 ENTRIES_PER_PAGE: Final = 200
@@ -150,8 +150,20 @@ class ApiClient:
     async def list_people(self) -> dict[str, Any]:
         return await self._get("/api/people")
 
-    async def link_identity(self, identity: str, person: str) -> dict[str, Any]:
-        return await self._post("/api/people/link", identity=identity, person=person)
+    async def link_identity(self, identity: str, person: str, *, since: float | None = None) -> dict[str, Any]:
+        return await self._post("/api/people/link", identity=identity, person=person, since=since)
+
+    async def name_person(self, person: str, name: str) -> dict[str, Any]:
+        return await self._post("/api/people/name", person=person, name=name)
+
+    async def list_peers(self) -> dict[str, Any]:
+        return await self._get("/api/people/peers")
+
+    async def assign_peer(self, memory: str, peer: str, identity: str) -> dict[str, Any]:
+        return await self._post("/api/people/peers", memory=memory, peer=peer, identity=identity)
+
+    async def list_people_events(self, *, after: int = 0, limit: int = 100) -> dict[str, Any]:
+        return await self._get("/api/people/events", after=after, limit=limit)
 
     async def unlink_identity(self, identity: str) -> dict[str, Any]:
         return await self._post("/api/people/unlink", identity=identity)
@@ -196,8 +208,16 @@ class ApiClient:
         path = f"/api/memory/providers/{_quote(memory)}/backfill"
         return await self._post(path, agent=agent, since=since, until=until, per_minute=per_minute, dry_run=dry_run)
 
-    async def forget_person(self, person: str, *, dry_run: bool) -> dict[str, Any]:
-        return await self._post("/api/memory/forget", person=person, dry_run=dry_run)
+    async def rekey_memory(self, memory: str, *, person: str, agent: str, dry_run: bool) -> dict[str, Any]:
+        path = f"/api/memory/providers/{_quote(memory)}/rekey"
+        return await self._post(path, person=person, agent=agent, dry_run=dry_run)
+
+    async def forget_person(self, person: str, *, dry_run: bool, rebuild: bool = False) -> dict[str, Any]:
+        return await self._post("/api/memory/forget", person=person, dry_run=dry_run, rebuild=rebuild)
+
+    async def list_erasures(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._get("/api/memory/erasures"))["erasures"]
+        return found
 
     async def export_person(self, person: str) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the records of a person's export."""
@@ -242,9 +262,13 @@ class ApiClient:
         async with self.transport.open(method, target, body) as response:
             if not 200 <= response.status < 300:
                 raise await _read_refusal(response)
-            content = json.loads(await _read_all(response))
+            body = await _read_all(response)
+        try:
+            content = json.loads(body)
+        except ValueError:
+            raise make_foreign_error() from None
         if not isinstance(content, dict):
-            raise read_error(response.status, content)
+            raise make_foreign_error()
         return content
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from everhold.cli.client import ApiClient
 from everhold.cli.render import CommandScreen, escape_control
-from everhold.cli.transport import GatewayGone, SocketTransport
-from everhold.errors import HomeBusy, NotFound
+from everhold.cli.transport import GatewayGone, SocketTransport, make_foreign_error
+from everhold.errors import HomeBusy, NotFound, Transient
 from everhold.infra.home import Home
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS: Final = 20
 BUSY_SECONDS: Final = 15.0
 """How long to wait for a home that another process holds and that does not answer yet."""
+HEALTH_SECONDS: Final = 20.0
+"""How long to wait for the health of a process that accepts connections."""
 DRAIN_SECONDS: Final = 10.0
 """How long running work may take to end when a command without a gateway ends."""
 
@@ -73,30 +75,47 @@ async def retry_if_gone(command: Callable[[], Awaitable[int]]) -> int:
 
 
 async def connect_gateway(
-    args: argparse.Namespace, screen: CommandScreen, *, role: str, starts: bool, patience: float = BUSY_SECONDS
+    args: argparse.Namespace, screen: CommandScreen, *, role: str, starts: bool, patience: float | None = None
 ) -> GatewayConnection:
     """Connect to the process that holds the home, or open the home in this process."""
     home = find_home(args)
-    until = time.monotonic() + patience
+    until = time.monotonic() + (BUSY_SECONDS if patience is None else patience)
     while True:
         found = await find_running_gateway(home)
         if found is not None:
             return found
         try:
             return await _open_in_process(home, args, screen, role=role, starts=starts)
-        except HomeBusy:
+        except HomeBusy as busy:
             if time.monotonic() > until:
-                raise
+                raise HomeBusy(
+                    f"{busy.message}, but does not answer at {home.api_socket}",
+                    remedy="if it is a gateway, restart it to create its socket again; "
+                    "if it is another command, wait for its end",
+                ) from None
             await asyncio.sleep(random.uniform(0.02, 0.2))
 
 
 async def find_running_gateway(home: Home) -> GatewayConnection | None:
-    """Connect to the process that answers at the home's socket; None if there is none."""
+    """Connect to the process that answers at the home's socket; None if there is none.
+
+    Raises Transient if that process does not answer in time, because it is stopped or hangs.
+    """
     calls = ApiClient(SocketTransport(home.api_socket))
     try:
-        return GatewayConnection(calls, role=(await calls.show_health())["role"])
+        async with asyncio.timeout(HEALTH_SECONDS):
+            role = (await calls.show_health()).get("role")
     except GatewayGone:
         return None
+    except TimeoutError:
+        raise Transient(
+            f"the gateway of {home.path} accepts connections, but did not answer within {HEALTH_SECONDS:g} seconds",
+            remedy="wait if the machine is busy; else end the process (its number is in the file `lock` of the home) "
+            "and start it again",
+        ) from None
+    if not isinstance(role, str):
+        raise make_foreign_error()
+    return GatewayConnection(calls, role=role)
 
 
 def print_upgrade(app: GatewayApp, screen: CommandScreen) -> None:

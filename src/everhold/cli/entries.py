@@ -23,7 +23,9 @@ def summarize_entry(entry: dict[str, Any]) -> str:
     match entry["kind"]:
         case "heard":
             command = body.get("command")
-            return f"/{command['name']} {command.get('argument', '')}".strip() if command else body["text"]
+            if command:
+                return f"/{command['name']} {command.get('argument', '')}".strip()
+            return _join_words(str(body["text"]), *map(_summarize_piece, body.get("pieces", ())))
         case "said" | "notified" | "noted":
             return str(body["text"])
         case "began":
@@ -63,6 +65,26 @@ def summarize_entry(entry: dict[str, Any]) -> str:
             return str(body)
 
 
+def _summarize_piece(piece: dict[str, Any]) -> str:
+    return f"{describe_piece(piece)}: “{piece.get('text', '')}”"
+
+
+def describe_piece(piece: dict[str, Any]) -> str:
+    """Return where a forwarded, quoted or embedded text comes from, as far as the platform reported it."""
+    name, by = piece.get("name", ""), piece.get("by", "")
+    who = "sender" if piece.get("own") else " ".join(dict.fromkeys(part for part in (name, by) if part))
+    return f"{piece['source']} from {who or 'an unknown author'}"
+
+
+def _quote_pieces(body: dict[str, Any]) -> str:
+    """Return the foreign texts of a message as Markdown quotes."""
+    blocks = []
+    for piece in body.get("pieces", ()):
+        lines = [f"*{describe_piece(piece)}:*", *str(piece.get("text", "")).splitlines()]
+        blocks.append("\n".join(f"> {line}" for line in lines))
+    return "\n\n".join(blocks)
+
+
 def _join_words(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
@@ -97,6 +119,8 @@ def render_markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) 
             text = "*(erased)*" if body is None else body["summary" if kind == "compressed" else "text"]
             if kind == "heard" and body is not None and body.get("command"):
                 text = f"`{summarize_entry(entry)}`"
+            if kind == "heard" and body is not None and body.get("pieces"):
+                text = f"{text}\n\n{_quote_pieces(body)}".strip()
             head = f"**{escape_control(who)}**{word} · {format_time(entry['at'])} · {entry['seq']}"
             yield f"{head}\n\n{escape_control(text)}\n"
 
@@ -132,7 +156,8 @@ def render_messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any
 
 def _make_user_message(entry: dict[str, Any]) -> dict[str, Any]:
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", entry["author"].removeprefix("person:"))[:64]
-    return {"role": "user", "content": entry["body"]["text"], **({"name": name} if name else {})}
+    text = "\n\n".join(part for part in (entry["body"]["text"], _quote_pieces(entry["body"])) if part)
+    return {"role": "user", "content": text, **({"name": name} if name else {})}
 
 
 def _make_assistant_message(body: dict[str, Any]) -> dict[str, Any]:

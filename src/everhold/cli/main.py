@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -11,9 +12,9 @@ from importlib import import_module
 from types import TracebackType
 
 from everhold import __version__
-from everhold.cli.parser import build_parser
+from everhold.cli.parser import UsageMistake, build_parser
 from everhold.cli.render import CommandScreen
-from everhold.errors import EverholdError, StoreDamaged, StoreNewer
+from everhold.errors import EverholdError, StoreDamaged, StoreNewer, StoreOutdated
 
 INTERRUPTED_EXIT_CODE = 130
 _GENERAL_DEFAULTS: dict[str, object] = {"home": None, "log": None, "json": False, "give_up_with": None}
@@ -30,7 +31,12 @@ def run_command(argv: Sequence[str]) -> int:
     sys.excepthook = _report_bug
     try:
         args = parse_arguments(argv)
-    except SystemExit as left:  # --help, or a mistake that argparse has explained
+    except UsageMistake as mistake:  # the parser has explained it
+        if "--json" in argv:
+            error = {"type": "invalid_request", "message": mistake.message, "remedy": mistake.remedy}
+            print(json.dumps({"error": error}, ensure_ascii=False, indent=2))
+        return 2
+    except SystemExit as left:  # --help
         return left.code if isinstance(left.code, int) else 2
     screen = CommandScreen.from_streams(sys.stdout, sys.stderr, environ=os.environ, json=args.json)
     try:
@@ -53,7 +59,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    args = build_parser().parse_args(argv)
+    args = build_parser().parse_command_line(argv)
     for name, value in _GENERAL_DEFAULTS.items():
         if name not in args:
             setattr(args, name, value)
@@ -82,7 +88,7 @@ def _is_final(error: EverholdError) -> bool:
     """Whether a restart would fail again until a person has fixed the cause."""
     from everhold.config.errors import ConfigError
 
-    return isinstance(error, ConfigError | StoreDamaged | StoreNewer)
+    return isinstance(error, ConfigError | StoreDamaged | StoreNewer | StoreOutdated)
 
 
 def _print_trace(error: BaseException) -> None:

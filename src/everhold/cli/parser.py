@@ -19,8 +19,46 @@ from everhold.cli.parser_service import add_service_commands, add_service_setup,
 _ID: Final = "an id, a unique prefix of one, a title, an address, or `last`"
 
 
+_NAMES: Final = frozenset({"ID", "CODE", "NAME", "PLATFORM:ID", "PERSON", "PATH"})
+"""Arguments that name something. An empty one is refused, because it would mean "all" or nothing."""
+
+
+class UsageMistake(SystemExit):
+    """The arguments are invalid. The parser has printed the message and the remedy."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(2)
+        self.message = message
+        self.remedy = remedy
+
+
 class CommandParser(argparse.ArgumentParser):
     """Prints an error in two lines: what is wrong, and the remedy."""
+
+    def parse_command_line(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments of a command. Mistakes name the command that was given, not `everhold` alone."""
+        args, unknown = self.parse_known_args(list(argv))
+        parser = self._find_command(argv)
+        if unknown:
+            quotes = (
+                "" if all(word.startswith("-") for word in unknown) else "; put text that contains spaces in quotes"
+            )
+            parser.fail(
+                f"unknown arguments: {' '.join(unknown)}", f"`{parser.prog} --help` shows the arguments{quotes}"
+            )
+        for action in parser._actions:
+            if action.metavar in _NAMES and action.default != "" and getattr(args, action.dest, None) == "":
+                parser.error(f"argument {'/'.join(action.option_strings) or action.metavar} is empty")
+        return args
+
+    def _find_command(self, argv: Sequence[str]) -> CommandParser:
+        found: CommandParser = self
+        for word in argv:
+            for action in found._actions:
+                if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                    found = action.choices[word]
+                    break
+        return found
 
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument .*: invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -30,8 +68,11 @@ class CommandParser(argparse.ArgumentParser):
             near = difflib.get_close_matches(wrong[1], known, n=1, cutoff=0.7)
             message = f"{wrong[1]!r} is not a valid value"
             remedy = f"did you mean `{near[0]}`?" if near else f"use one of: {', '.join(known)}"
+        self.fail(message, remedy)
+
+    def fail(self, message: str, remedy: str) -> NoReturn:
         print(f"{self.prog}: {message}\n  → {remedy}", file=sys.stderr)
-        sys.exit(2)
+        raise UsageMistake(message, remedy)
 
 
 def build_parser() -> CommandParser:
@@ -159,7 +200,7 @@ def _add_chat_commands(commands: _CommandGroup) -> None:
     send.add_argument("text", metavar="TEXT", help="the message; - reads standard input")
     send.add_argument("--session", default="me", metavar="NAME", help=f"the chat's name, or {_ID} (default: me)")
     send.add_argument("--agent", default="", metavar="A", help="the agent (default: the default agent)")
-    send.add_argument("--id", default="", metavar="ID", help="the message's id; a repeated id has no effect")
+    send.add_argument("--id", metavar="ID", help="the message's id; a repeated id has no effect")
     send.add_argument(
         "--timeout",
         type=_parse_seconds,
@@ -207,7 +248,7 @@ def _add_session_views(sessions: _CommandGroup) -> None:
     listed.add_argument("--limit", type=_parse_number, default=50, metavar="N", help="the maximum number (default: 50)")
     shown = sessions.add_command("show", "show a session's log", ("everhold sessions show last", ""))
     _add_name_argument(shown)
-    shown.add_argument("--after", type=int, default=0, metavar="SEQ", help="show only entries after this one")
+    shown.add_argument("--after", type=_parse_count, default=0, metavar="SEQ", help="show only entries after this one")
     context = sessions.add_command(
         "context",
         "show the context that the model received, or would receive next",
@@ -269,13 +310,41 @@ def _add_people_commands(commands: _CommandGroup) -> None:
     revoke.add_argument("identity", metavar="PLATFORM:ID", help="an identity from `everhold pairing list`")
     people = commands.add_group("people", "list people and link their identities", module="people", default="list")
     people.add_command("list", "list people with their identities")
-    link = people.add_command("link", "link an identity to a person", ("everhold people link telegram:1001 ada", ""))
+    link = people.add_command(
+        "link",
+        "link an identity to a person",
+        ("everhold people link telegram:1001 ada", ""),
+        ("everhold people link discord:77 telegram:1001", "both are one person, who has no name yet"),
+        about="Everything that was said under the identity belongs to the person from the next message on, also what\n"
+        "was said before. Nothing in the log is rewritten, and `everhold people unlink` takes it back.",
+    )
     link.add_argument("identity", metavar="PLATFORM:ID", help="the platform's id, not a display name")
-    link.add_argument("person", metavar="NAME", help="a name from `people`")
+    link.add_argument("person", metavar="PERSON", help="the person's name, one of their identities, or their id")
+    link.add_argument(
+        "--since",
+        type=_parse_time,
+        metavar="TIME",
+        help="when the identity became this person's (default: always, or now where ids can change hands)",
+    )
     unlink = people.add_command(
         "unlink", "unlink an identity from its person", ("everhold people unlink telegram:1001", "")
     )
     unlink.add_argument("identity", metavar="PLATFORM:ID", help="an identity from `everhold people list`")
+    name = people.add_command("name", "give a person a name", ("everhold people name telegram:1001 ada", ""))
+    name.add_argument("person", metavar="PERSON", help="the person's name, one of their identities, or their id")
+    name.add_argument("name", metavar="NAME", help="the new name; it belongs to one person at a time")
+    people.add_command("peers", "list how the memories call each identity")
+    peer = people.add_command(
+        "peer",
+        "assign a name in a memory that several people used to one identity",
+        ("everhold people peer honcho 555 --to telegram:555", ""),
+        about="Until then nobody recalls it. Afterwards it is recalled for that person, and new messages of the\n"
+        "identity go there.",
+    )
+    peer.add_argument("memory", metavar="MEMORY", help="a memory from `everhold memory status`")
+    peer.add_argument("peer", metavar="PEER", help="a peer from `everhold people peers`")
+    peer.add_argument("--to", dest="identity", required=True, metavar="PLATFORM:ID", help="whose it is")
+    people.add_command("events", "list who was linked to whom, when, by whom and with which proof")
     schedules = commands.add_group(
         "schedules", "list and delete schedules, which /schedule makes in a chat", module="schedules", default="list"
     )
@@ -421,6 +490,16 @@ def _add_memory_transfers(memory: _CommandGroup) -> None:
         "--per-minute", default=60, type=_parse_number, metavar="N", help="exchanges and notes per minute (default: 60)"
     )
     past.add_argument("--yes", action="store_true", help="start the backfill")
+    rekey = memory.add_command(
+        "rekey",
+        "move what a memory stores of a person to the name they have there now; without --yes only show how much",
+        ("everhold memory rekey honcho --person ada", "show the items, the old and the new peer, and the requests"),
+        ("everhold memory rekey honcho --person ada --yes", "move them; it resumes after a restart"),
+    )
+    rekey.add_argument("memory", metavar="NAME", help="a memory from `everhold memory status`")
+    rekey.add_argument("--person", required=True, metavar="PERSON", help="a name, an identity or a person's id")
+    rekey.add_argument("--agent", default="", metavar="A", help="only this agent's sessions")
+    rekey.add_argument("--yes", action="store_true", help="start the move")
 
 
 def _add_person_memory_commands(memory: _CommandGroup) -> None:
@@ -431,7 +510,21 @@ def _add_person_memory_commands(memory: _CommandGroup) -> None:
         ("everhold memory forget ada --yes", "erase it; this cannot be undone"),
     )
     forget.add_argument("person", metavar="PERSON", help="a name, or an identity such as telegram:1001")
-    forget.add_argument("--yes", action="store_true", help="do it; exit 1 while a provider has not confirmed")
+    forget.add_argument(
+        "--yes",
+        action="store_true",
+        help="do it; exit 0 if every place has confirmed, 75 while one is asked, 1 if one has not confirmed or cannot",
+    )
+    forget.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="where a memory can delete only whole sessions, store the words of the others anew",
+    )
+    memory.add_command(
+        "erasures",
+        "list the people that were forgotten, with the state of every place",
+        ("everhold memory erasures", "exit codes as for `memory forget`"),
+    )
     bring = memory.add_command(
         "import",
         "import Markdown into a session, like `everhold import PATH --session ID`",
@@ -491,7 +584,7 @@ def _add_configuration_commands(commands: _CommandGroup) -> None:
         ("everhold completion fish | source", "in ~/.config/fish/config.fish"),
         module="completion",
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     explain = commands.add_command(
         "help", "show the arguments of a command", ("everhold help sessions show", ""), module="help"
     )

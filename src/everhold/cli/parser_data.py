@@ -20,6 +20,7 @@ def _add_import_command(commands: _CommandGroup) -> None:
         "import a hermes-agent home with its profiles, or a directory of Markdown memory",
         ("everhold import ~/.hermes --dry-run", "show what would be imported and what would not"),
         ("everhold import ~/.hermes", "import conversations, memory files and settings; repeat it for new ones"),
+        ("everhold import ~/.hermes --owner telegram:1001", "the memory files are about this person"),
         ("everhold import notes/ --agent main", "import Markdown as an agent's facts"),
         ("everhold import MEMORY.md --session last", "import Markdown into a session; a gateway may run"),
         module="import_",
@@ -27,11 +28,19 @@ def _add_import_command(commands: _CommandGroup) -> None:
         "session, whatever ids it had before. Compressions become summaries whose originals are kept. Platform\n"
         "accounts are imported as disabled. A repeated or interrupted import creates no duplicates. The source is\n"
         "not changed. Nothing is sent to memory services, because they have it already; if they do not, use\n"
-        "`everhold memory backfill`.",
+        "`everhold memory backfill`. Memory files become facts for one person alone. If it is not clear for whom,\n"
+        "they are left out, and the exit code is 1. A dry run imports into a temporary copy, so its numbers are\n"
+        "exact. Symbolic links are not followed.",
     )
     bring.add_argument("path", metavar="PATH", help="a hermes-agent home, a state.db, or Markdown")
     bring.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
     bring.add_argument("--agent", default="", metavar="A", help="the agent that gets the Markdown (default: main)")
+    bring.add_argument(
+        "--owner",
+        default="",
+        metavar="NAME",
+        help="whom the memory files are about: an identity (telegram:1001), or a known person's name",
+    )
     bring.add_argument(
         "--session", default="", metavar="ID", help="import Markdown for the people and memories of this session"
     )

@@ -12,7 +12,7 @@ from everhold.cli.client import ApiClient
 from everhold.cli.connect import DRAIN_SECONDS, GatewayConnection, connect_gateway, find_home, find_running_gateway
 from everhold.cli.render import CommandScreen
 from everhold.cli.transport import GatewayGone
-from everhold.errors import HomeBusy
+from everhold.errors import HomeBusy, Transient
 
 RETRY_SECONDS: Final = 0.2
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class ReconnectingClient:
             while found is None:
                 try:
                     found = await self.wait() if gateway else await self.connect()
-                except (HomeBusy, GatewayGone):
+                except (HomeBusy, Transient):
                     found = None
                 if found is None:
                     await asyncio.sleep(RETRY_SECONDS)

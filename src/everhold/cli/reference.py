@@ -68,20 +68,29 @@ def _render_usage(parser: argparse.ArgumentParser) -> Iterator[str]:
         name = _format_action_name(action)
         yield {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(action.nargs), name)
     for action in _list_own_options(parser):
-        yield f"[{action.option_strings[-1]}{f' {_format_action_name(action)}' if action.nargs != 0 else ''}]"
+        text = f"{action.option_strings[-1]}{_format_value(action)}"
+        yield text if action.required else f"[{text}]"
 
 
 def _render_option_rows(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in (*list_positionals(parser), *_list_own_options(parser)):
         names = ", ".join(action.option_strings) or _format_action_name(action)
-        if action.option_strings and action.nargs != 0:
-            names += f" {_format_action_name(action)}"
+        if action.option_strings:
+            names += _format_value(action)
         cells = (f"`{names}`", action.help or "")
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _list_own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in list_options(parser) if action.option_strings[-1] not in _GENERAL_OPTIONS]
+
+
+def _format_value(action: argparse.Action) -> str:
+    """Return the value of an option as it is written after its name; in brackets if it may be left out."""
+    if action.nargs == 0:
+        return ""
+    name = _format_action_name(action)
+    return f" [{name}]" if action.nargs == "?" else f" {name}"
 
 
 def _format_action_name(action: argparse.Action) -> str:

@@ -31,8 +31,8 @@ class ServiceNotifier:
     def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceNotifier:
         """Return the notifier of the environment, and remove its variables, so that child processes do not use them."""
         address = environ.pop("NOTIFY_SOCKET", "")
-        micros, whose = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
-        meant = whose in ("", str(os.getpid()))
+        micros, watchdog_pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
+        meant = watchdog_pid in ("", str(os.getpid()))
         return cls(
             address=address if address[:1] in ("/", "@") else "",
             watchdog_seconds=int(micros) / 1e6 if meant and micros.isdecimal() else 0.0,

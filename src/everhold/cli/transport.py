@@ -17,7 +17,7 @@ from typing import Final
 
 from everhold.api import loopback, unix_socket
 from everhold.api.loopback import LoopbackEndpoint
-from everhold.errors import Transient
+from everhold.errors import Refused, Transient
 
 RETRY_SECONDS: Final = 0.05
 MAX_CONNECTS: Final = 100
@@ -97,9 +97,10 @@ async def _read_response(reader: asyncio.StreamReader) -> ApiResponse:
         raise _make_gone_error() from None
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    status = first.split(" ")[1] if first.startswith("HTTP/1.") else ""
-    if not status.isdigit():
-        raise _make_gone_error()
+    version, _, rest = first.partition(" ")
+    status = rest.partition(" ")[0]
+    if not version.startswith("HTTP/1.") or not status.isdigit():
+        raise make_foreign_error()
     is_json = headers.get("content-type", "").startswith("application/json")
     return ApiResponse(int(status), is_json, _read_body(reader, headers))
 
@@ -117,8 +118,17 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> A
         else:
             while piece := await reader.read(PIECE_BYTES):
                 yield piece
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
+    except ValueError:
+        raise make_foreign_error() from None
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
         raise _make_gone_error() from None
+
+
+def make_foreign_error() -> Refused:
+    return Refused(
+        "the process that answers at the home's socket is not an everhold gateway",
+        remedy="end it, delete api.sock in the home, and start `everhold up`",
+    )
 
 
 def _make_unreachable_error(path: Path, error: OSError) -> GatewayGone:

@@ -21,6 +21,7 @@ def check_consistency(it: ResolvedConfig) -> None:
         path: KeyPath = ("agents", name)
         _check_models(it, _as_mapping(agent), path, models)
         _check_tools(it, _as_mapping(agent), path, mcp)
+        _check_owners(it, _as_mapping(agent), path, people)
         for place, target in _iterate_texts(_as_mapping(agent).get("send_to")):
             kind, _, other = target.partition(":")
             if kind == "agent":
@@ -35,8 +36,7 @@ def check_consistency(it: ResolvedConfig) -> None:
                 ("tools", name), "is built in and takes no settings", "choose another name, with provider: …"
             )
     _check_tokens(it, people)
-    for place, owner in _iterate_texts(_as_mapping(data.get("access")).get("owners")):
-        _check_known_name(it, ("access", "owners", place), owner, people, "person", "people")
+    _check_owners(it, _as_mapping(data.get("access")), ("access",), people)
     for platform, accounts in _as_mapping(data.get("platforms")).items():
         for account, raw in _as_mapping(accounts).items():
             _check_account(it, _as_mapping(raw), ("platforms", platform, account), agents, people)
@@ -59,6 +59,11 @@ def _check_known_name(
         return
     near = suggest_name(name, known)
     it.report_problem(path, f"there is no {what} of this name", near or f"add it under {section}")
+
+
+def _check_owners(it: ResolvedConfig, section: RawSection, path: KeyPath, people: Mapping[str, Any]) -> None:
+    for place, owner in _iterate_texts(section.get("owners")):
+        _check_known_name(it, (*path, "owners", place), owner, people, "person", "people")
 
 
 def _check_people(it: ResolvedConfig) -> dict[str, KeyPath]:
@@ -163,7 +168,9 @@ def _check_account(
                     fatal=False,
                     disables=(*at, place),
                 )
+    _check_owners(it, raw, path, people)
     for chat, settings in _as_mapping(raw.get("chats")).items():
+        _check_owners(it, _as_mapping(settings), (*path, "chats", chat), people)
         _check_known_name(
             it, (*path, "chats", chat, "agent"), _as_mapping(settings).get("agent"), agents, "agent", "agents"
         )

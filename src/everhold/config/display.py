@@ -51,6 +51,9 @@ def _show_agent(agent: AgentSettings, models: Mapping[str, Any]) -> dict[str, An
     shown["fallback"] = [model(name) for name in agent.fallback]
     if agent.compression.model is not None:
         shown["compression"]["model"] = model(agent.compression.model)
+    shown["tools"] = [
+        {"name": tool, "needs": agent.tool_needs[tool]} if tool in agent.tool_needs else tool for tool in agent.tools
+    ]
     shown["memories"] = [{"name": memory.name, **_show_section(memory)} for memory in agent.memories]
     return shown
 

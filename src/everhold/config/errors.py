@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -16,6 +16,8 @@ from everhold.errors import InvalidRequest
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 EXIT_CONFIG: Final = 78
+MAX_NAMES: Final = 20
+"""How many known names a remedy lists."""
 _PLAIN_KEY_PATTERN: Final = re.compile(r"[^\s.\[\]\"']+")
 
 
@@ -35,9 +37,6 @@ class ConfigProblem:
     @property
     def key(self) -> str:
         return format_key_path(self.path)
-
-    def with_path(self, path: KeyPath) -> ConfigProblem:
-        return replace(self, path=path)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
@@ -89,7 +88,9 @@ def suggest_name(word: str, known: Iterable[str]) -> str:
         return f"did you mean `{near}`?"
     if not names:
         return ""
-    return "there is " + join_with_or(names[:12]) + (", …" if len(names) > 12 else "")
+    if len(names) > MAX_NAMES:
+        return "use one of " + ", ".join(f"`{name}`" for name in names[:MAX_NAMES]) + ", …"
+    return "use " + join_with_or(names)
 
 
 def join_with_or(names: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from everhold.config.secret_resolution import ReadPersona, ResolvedConfig
 from everhold.config.secrets import EnvLine, SecretEnvironment, parse_env
 from everhold.config.settings import Settings, ValidatePlugin
 from everhold.config.source import read_document
-from everhold.config.validation_messages import UNKNOWN_KEY, explain_validation_error
+from everhold.config.validation_messages import UNKNOWN_KEY, explain_empty_unknown_keys, explain_validation_error
 from everhold.config.values import freeze_value
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.infra.home import MAX_READ_BYTES, Home, read_file, write_file
@@ -139,6 +139,8 @@ def store_last_good(home: Home, settings: Settings) -> bool:
 
 
 def _validate_settings(it: ResolvedConfig) -> Settings | None:
+    for problem in explain_empty_unknown_keys(it.document.data, Settings):
+        it.add_problem(problem)
     try:
         return Settings.model_validate(it.data)
     except ValidationError as error:

@@ -34,8 +34,10 @@ from everhold.config.settings import (
 )
 from everhold.config.source import YamlDocument
 from everhold.config.values import freeze_value
+from everhold.core.roles import ROLE_NAMES
 from everhold.infra.secret import SecretString
 
+TOOL_NEEDS_EXAMPLE: Final = 'for example [memory, {name: "mcp:files", needs: owner}]'
 _PERSONA_SUFFIXES: Final = (".md", ".markdown", ".txt")
 
 
@@ -184,6 +186,7 @@ def _resolve_agent(
         }
     _resolve_memory_uses(it, raw, path, tables["memories"], from_defaults=own.get("memories") is None)
     _resolve_persona(it, raw, path)
+    _resolve_tool_needs(it, raw, path)
     if is_agent:
         raw["=name"] = path[1]
     return raw
@@ -236,6 +239,30 @@ def _resolve_memory_uses(
             full = _fill_agent_name(full, str(agent))
         kept.append(_resolve_memory(it, name, full, new, needs=("memories", name) if agent is not None else None))
     raw["memories"] = tuple(kept)
+
+
+def _resolve_tool_needs(it: ResolvedConfig, raw: RawSection, path: KeyPath) -> None:
+    """Split the tools of an agent into their names, and the roles that they need in addition."""
+    if not isinstance(raw.get("tools"), tuple):
+        return
+    names: list[Any] = []
+    needs: dict[str, str] = {}
+    for place, tool in enumerate(raw["tools"]):
+        if not isinstance(tool, dict):
+            names.append(tool)
+            continue
+        at, name, role = (*path, "tools", place), tool.get("name"), tool.get("needs", ROLE_NAMES[0])
+        if not isinstance(name, str) or not set(tool) <= {"name", "needs"}:
+            it.report_problem(at, "must be a name, or a mapping with name and needs", TOOL_NEEDS_EXAMPLE)
+            continue
+        if role not in ROLE_NAMES:
+            near = suggest_name(str(role), ROLE_NAMES)
+            it.report_problem((*at, "needs"), f"there is no role `{role}`", near or f"use {', '.join(ROLE_NAMES)}")
+            continue
+        names.append(name)
+        needs[name] = role
+    raw["tools"] = tuple(names)
+    raw["=tool_needs"] = freeze_value(needs)
 
 
 def _fill_agent_name(value: Any, agent: str) -> Any:

@@ -254,13 +254,17 @@ class AgentSettings(ConfigSection):
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
     """The agent's tools: `memory`, `session_search`, `attach`, an installed plug-in, or a name from `tools`;
-    `mcp:NAME` for a server from `mcp`."""
+    `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to turns below that role."""
     send_to: tuple[Text, ...] = ()
     """To whom the `send` tool may write: `agent:NAME`, or the address of a chat. No one if not given."""
     review_every_turns: int = Field(default=10, ge=0)
     """After how many turns a review writes facts from them. 0 for never."""
     memory_notices: bool = True
     """Whether the chat shows a notice when a fact was written."""
+    owners: tuple[Name, ...] = ()
+    """Names from `people` who are owners wherever this agent answers."""
+    tool_needs: FrozenTable[str] = Field(default_factory=make_empty_mapping, validation_alias="=tool_needs")
+    """The role that `needs` asks for, by the name in `tools`."""
     name: str = Field(default="", validation_alias="=name")
     persona_file: str = Field(default="", validation_alias="=persona_file")
     """The file that `persona` was read from."""
@@ -278,9 +282,10 @@ class AgentSettings(ConfigSection):
 
 class AccountAccess(ConfigSection):
     direct: tuple[Text, ...] = ()
-    """Who may send direct messages: names from `people`, or identities such as `telegram:1001`."""
+    """Who may send direct messages: names from `people`, or identities such as `telegram:1001`; `"*"` for
+    everybody."""
     groups: FrozenTable[tuple[Text, ...]] = Field(default_factory=make_empty_mapping)
-    """Who may speak in which group: group id, then names."""
+    """Who may speak in which group: group id, then names; `"*"` for everybody there."""
 
 
 class AccountGroups(ConfigSection):
@@ -293,6 +298,8 @@ class AccountGroups(ConfigSection):
 class ChatSettings(ConfigSection):
     agent: Name | None = None
     """The agent of this chat, in place of the account's."""
+    owners: tuple[Name, ...] = ()
+    """Names from `people` who are owners in this chat."""
     sessions: SessionSettings | None = None
     """Overrides the agent's `sessions` in this chat."""
     groups: AccountGroups | None = None
@@ -308,6 +315,8 @@ class AccountSettings(PluginConfigSection):
     """What happens to a reply in doubt: `resend` may deliver it twice, `hold` makes it a dead letter."""
     access: AccountAccess = Field(default_factory=AccountAccess)
     """Who may speak. Only the owners if not given."""
+    owners: tuple[Name, ...] = ()
+    """Names from `people` who are owners in every chat of this account."""
     groups: AccountGroups = AccountGroups()
     """What the account does in groups."""
     chats: FrozenTable[ChatSettings] = Field(default_factory=make_empty_mapping)
@@ -325,7 +334,7 @@ class PersonSettings(ConfigSection):
 
 class AccessSettings(ConfigSection):
     owners: tuple[Name, ...] = ()
-    """Names from `people` who may use every command in every chat."""
+    """Names from `people` who are owners in every chat. An owner may speak there and use every command."""
     pairing: bool = True
     """Whether an unknown sender gets a code that an owner or operator can approve."""
 
@@ -370,6 +379,12 @@ class LoopSettings(ConfigSection):
     wake_word: Text = "!wake"
     """Ends the halt. `/wake` does the same."""
 
+    @model_validator(mode="after")
+    def _check_words_differ(self) -> LoopSettings:
+        if self.halt_word == self.wake_word:
+            raise build_value_error("halt_word and wake_word are the same", "halt_word: '!halt', wake_word: '!wake'")
+        return self
+
 
 class BackupSettings(ConfigSection):
     every_hours: float = Field(default=24.0, ge=0)
@@ -389,7 +404,7 @@ class Settings(ConfigSection):
     """The console, the API, and who may use them."""
     models: ModelTable[ModelSettings] = Field(default_factory=make_empty_mapping)
     """Models by the name you give them. `offline` always exists."""
-    defaults: AgentSettings = AgentSettings()
+    defaults: AgentSettings = Field(default_factory=AgentSettings)
     """Merged under every agent: mappings merge, lists replace."""
     agents: NamedTable[AgentSettings] = Field(default_factory=make_empty_mapping)
     """Agents by name; `main` if none is given."""

@@ -67,7 +67,7 @@ def explain_syntax_error(error: YAMLError, text: str) -> ConfigProblem:
     problem = (
         _explain_quote(error, path)
         or _explain_brackets(error, opened, line)
-        or _explain_indentation(error, text, line, column)
+        or _explain_indentation(error, text, line)
         or _explain_colon(error, text, line)
         or _explain_value(error, text, line, column)
         or _explain_document(error)
@@ -166,7 +166,7 @@ def _explain_brackets(error: MarkedYAMLError, opened: list[_OpenCollection], lin
     )
 
 
-def _explain_indentation(error: MarkedYAMLError, text: str, line: int, column: int) -> ConfigProblem | None:
+def _explain_indentation(error: MarkedYAMLError, text: str, line: int) -> ConfigProblem | None:
     said = error.problem or ""
     lines = text.split("\n")
     here = lines[line] if line < len(lines) else ""

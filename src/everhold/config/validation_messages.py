@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -12,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from everhold.config.errors import ConfigProblem, KeyPath, find_nearest, join_with_or, suggest_name
 from everhold.config.literals import is_secret_key, mask_secrets
-from everhold.config.settings import list_given_fields
+from everhold.config.settings import PluginConfigSection, list_given_fields
 from everhold.infra.secret import SecretString
 
 UNKNOWN_KEY: Final = "unknown key"
@@ -74,6 +75,30 @@ def explain_validation_error(
             continue
         found.append(_explain_error(item, path, model, also))
     return found
+
+
+def explain_empty_unknown_keys(value: object, model: type[BaseModel], path: KeyPath = ()) -> Iterator[ConfigProblem]:
+    """Explain each unknown key without a value. Validation does not see it, because null means "not given".
+
+    A section of a plug-in is left out, because only the plug-in knows its keys.
+    """
+    if isinstance(value, tuple):
+        for place, item in enumerate(value):
+            yield from explain_empty_unknown_keys(item, model, (*path, place))
+    if not isinstance(value, dict):
+        return
+    section = find_model_at(model, path)
+    for key, item in value.items():
+        if item is not None:
+            yield from explain_empty_unknown_keys(item, model, (*path, key))
+        elif section is not None and not issubclass(section, PluginConfigSection):
+            known = list_given_fields(section)
+            if key not in known and key.removesuffix("_env") not in known:
+                problem = _explain_unknown_key((*path, key), None, known)
+                near = find_nearest(key, known)
+                yield (
+                    problem if near else replace(problem, remedy="remove it; a text that contains a comma needs quotes")
+                )
 
 
 def _explain_error(item: ErrorDetails, path: KeyPath, model: type[BaseModel], also: Iterable[str]) -> ConfigProblem:

@@ -161,7 +161,7 @@ export function listRows(entries) {
     const text = renderText(entry);
     if (text === null) continue;
     const op = entry.kind === "heard" ? taken.get(entry.seq) : entry.op;
-    rows.push({ seq: entry.seq, kind: entry.kind, text, undone: undone.has(op), author: entry.author.replace(/^person:/, "") });
+    rows.push({ seq: entry.seq, kind: entry.kind, text, undone: undone.has(op), author: entry.author.replace(/^person:(local:|http:)?/, "") });
   }
   return rows;
 }
@@ -170,7 +170,7 @@ function renderText({ kind, body }) {
   if (body === null) return kind === "heard" || kind === "said" ? "(erased)" : null;
   switch (kind) {
     case "heard":
-      return body.command ? `/${body.command.name} ${body.command.argument ?? ""}`.trim() : body.text;
+      return body.command ? `/${body.command.name} ${body.command.argument ?? ""}`.trim() : describeHeard(body);
     case "said":
     case "notified":
       return body.text;
@@ -187,4 +187,14 @@ function renderText({ kind, body }) {
     default:
       return null;
   }
+}
+
+// The sender's own words, then every forwarded, quoted or embedded text behind the line that names its author.
+export function describeHeard({ text, pieces = [] }) {
+  const quoted = pieces.map((piece) => {
+    const who = piece.own ? "sender" : [...new Set([piece.name, piece.by])].filter(Boolean).join(" ");
+    const lines = (piece.text ?? "").split(/\r\n|[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]/);
+    return [`[${piece.source} from ${who || "an unknown author"}]`, ...lines.map((line) => `| ${line}`)].join("\n");
+  });
+  return [text, ...quoted].filter(Boolean).join("\n");
 }

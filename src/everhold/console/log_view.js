@@ -1,7 +1,7 @@
 // Shows the log of the open session, entry by entry.
 
 import { html, useRef } from "./preact.js";
-import { useFollow } from "./conversation.js";
+import { describeHeard, useFollow } from "./conversation.js";
 
 const MAX_ENTRIES = 400;
 
@@ -42,6 +42,7 @@ function summarizeEntry({ kind, body, op }) {
   if (body === null) return "erased";
   switch (kind) {
     case "heard":
+      return describeHeard(body);
     case "said":
     case "notified":
       return body.text;

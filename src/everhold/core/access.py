@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from everhold.core.address import Address
 from everhold.core.entries import ChatCommand, Entry, Heard, Said
+from everhold.core.roles import ChatPlace, PersonRole, find_place
 
-ALLOW_EVERYBODY: Final = "*"
-"""In an allow list: admits every sender."""
 RESERVED_NAMES: Final = frozenset({"everhold", "memory"})
 """The gateway and the memory use these names when they write to a model."""
 NOTICE_PREFIX: Final = "⚙ "
@@ -36,10 +35,10 @@ _SPEAKER_COLON: Final = re.compile(r":(?=\s|$)")
 
 
 class AdmissionDecision(Struct, frozen=True, kw_only=True):
-    """The person behind a sender, and the conversation that the message belongs to."""
+    """The identity of a sender, and the conversation that the message belongs to."""
 
     agent: str
-    person: str
+    identity: str
     group: str = "per-person"
     threads: str = "shared"
     chat: str = ""
@@ -55,29 +54,23 @@ class AdmissionDecision(Struct, frozen=True, kw_only=True):
     """The agent answers this message even if it is not addressed to the agent."""
     hops: int = 0
     """How many agents have answered each other before this message, as far as known."""
+    people_version: int = 0
+    """The version of the people directory that it was decided with."""
+    is_new_identity: bool = False
+    """Nothing was accepted from this identity before, so its first message makes its person."""
     command: ChatCommand | None = None
     """The command, if its meaning depends on the sender and the chat."""
+    role: PersonRole = PersonRole.MEMBER
+    """The sender's role in this chat."""
 
 
 class IdentifiedSender(Struct, frozen=True, kw_only=True):
-    """The sender of a message. If `verified`, the configuration or a pairing says who the person is; else `person` is
-    only the identity.
-    """
+    """The sender of a message. `label` is the person's name if the identity has its rights; else it is empty."""
 
     identity: str
-    person: str
-    verified: bool = False
-
-
-def can_speak(speaker: IdentifiedSender, allowed: Collection[str], *, owners: Collection[str]) -> bool:
-    """Return whether an allow list admits a sender. A person's name counts only if the sender is verified."""
-    if ALLOW_EVERYBODY in allowed or speaker.identity in allowed:
-        return True
-    return speaker.verified and (speaker.person in allowed or speaker.person in owners)
-
-
-def is_owner(speaker: IdentifiedSender, owners: Collection[str]) -> bool:
-    return speaker.verified and speaker.person in owners
+    label: str = ""
+    is_proven: bool = False
+    """A proof links the identity to its person."""
 
 
 def derive_session_owner(first: Entry | None) -> str:
@@ -89,16 +82,6 @@ def derive_session_owner(first: Entry | None) -> str:
     if first is None or not isinstance(first.body, Heard):
         return ""
     return first.author if first.author in first.body.stamp.audience else ""
-
-
-def can_bind_address(first: Entry | None, *, author: str, began: str, here: str) -> bool:
-    """Return whether `author` may bind the address `here` to a conversation that began with the entry `first` at the
-    address `began`, or to a branch of it.
-
-    The conversation must belong to the author, or it must have begun in this chat. The admission decides who may ask
-    for this in a group.
-    """
-    return derive_session_owner(first) == author or began == here
 
 
 def is_acknowledgement(text: str) -> bool:
@@ -155,14 +138,19 @@ def count_turn_hops(entries: Iterable[Entry]) -> int:
     return max((body.hops for body in asking), default=0)
 
 
-def compute_audience(address: Address, person: str) -> tuple[str, ...]:
+def compute_audience(address: Address, identity: str) -> tuple[str, ...]:
     """Return who is present: in a direct chat its person, elsewhere everybody in the chat.
 
     A person with a separate session in a group speaks to the group. The session's entries are for this chat and this
     person, so the person may see them again in private, and the sessions of other people may not.
     """
     if address.kind == "dm":
-        return (f"person:{person}",)
+        return (f"person:{identity}",)
     if address.person:
-        return (f"chat:{address}", f"person:{person}")
+        return (f"chat:{address}", f"person:{identity}")
     return (f"chat:{address}",)
+
+
+def find_address_place(address: Address) -> ChatPlace:
+    """Return the kind of chat that an address is in."""
+    return find_place(is_direct=address.kind == "dm", has_own_session=bool(address.person))

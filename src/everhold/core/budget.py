@@ -1,6 +1,4 @@
-"""Daily budgets. The worst case is reserved before a call, and the actual cost is settled after it. A refusal comes
-before the call.
-"""
+"""Daily budgets. The worst case is reserved before a call, so that a refusal comes before the call."""
 
 from __future__ import annotations
 
@@ -40,11 +38,3 @@ def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyB
         if budget.remaining < amount or (budget.limit is not None and budget.remaining <= 0):
             return BudgetRefusal(budget=budget.name, remaining=budget.remaining, requested=amount)
     return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
-
-
-def settle_reservation(budgets: Iterable[DailyBudget], *, reserved: float, actual: float) -> list[DailyBudget]:
-    """Return every budget without the reservation and with the actual cost spent, even if the cost is higher."""
-    return [
-        structs.replace(budget, reserved=max(0.0, budget.reserved - reserved), spent=budget.spent + actual)
-        for budget in budgets
-    ]

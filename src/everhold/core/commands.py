@@ -1,6 +1,7 @@
 """The chat commands. Help, completion, menus and documentation are all made from `COMMAND_SPECS`.
 
-To add a command, add a row to `COMMAND_SPECS` and a function to `engine/commands/handlers.py`.
+To add a command, add a row to `COMMAND_SPECS`, a row to `COMMAND_ROLES` in `core/roles.py`, and a function to
+`engine/commands/handlers.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from everhold.core.entries import ChatCommand
-from everhold.core.roles import PersonRole, RequiredRole
+from everhold.core.roles import COMMAND_ROLES, RoleRow
 
-EVERYBODY: Final = RequiredRole()
-OWNER_IN_GROUPS: Final = RequiredRole(group=PersonRole.OWNER)
-"""For commands that change what others see, or the session that their messages go to."""
-STRANGER: Final = RequiredRole(direct=PersonRole.STRANGER)
-
-BARRED: Final = "barred"
-"""The admission puts this command in the place of one that the sender may not use. Its argument is the command's name.
-"""
 ALONE: Final = "alone"
 """The admission puts this command in the place of one that has no meaning on a local platform. Its argument is the
 name.
@@ -30,6 +23,10 @@ name.
 QUIETLY: Final = "quietly"
 """The argument of a `/halt` that the admission copies to the other sessions of a chat. This `/halt` gets no reply."""
 
+
+SCHEDULE_LIST_WORDS: Final = ("", "list")
+SCHEDULE_REMOVE_WORDS: Final = ("remove", "delete")
+"""Words after `/schedule` that list the schedules or remove one. Everything else adds one."""
 
 # -- parsers of arguments ----------------------------------------------------------------------------------------------
 # A parser never raises. It returns what its command's handler takes as its second parameter.
@@ -109,7 +106,6 @@ class CommandSpec(Struct, frozen=True):
     """The arguments as help shows them. Capitals stand for a value, brackets enclose optional parts."""
     parse: Callable[[str], Any] = parse_text
     """Turns the text after the name into the arguments of the handler."""
-    role: RequiredRole = EVERYBODY
     aliases: tuple[str, ...] = ()
     is_message: bool = False
     """If there is an argument, it is a message to the agent, and no command runs."""
@@ -126,26 +122,25 @@ class CommandSpec(Struct, frozen=True):
 
 COMMAND_SPECS: Final = (
     CommandSpec("new", "Start with an empty context; session, history and memory stay", aliases=("reset",)),
-    CommandSpec("undo", "Take back the last turn, N turns, or a compression", "[N | compress]", parse_undo,
-                OWNER_IN_GROUPS),
-    CommandSpec("retry", "Take back the last turn and answer its messages again", role=OWNER_IN_GROUPS),
+    CommandSpec("undo", "Take back the last turn, N turns, or a compression", "[N | compress]", parse_undo),
+    CommandSpec("retry", "Take back the last turn and answer its messages again"),
     CommandSpec("compress", "Compress the conversation", "[here N | TOPIC] [--preview]", parse_compress_arguments,
-                OWNER_IN_GROUPS, ("compact",)),
+                ("compact",)),
     CommandSpec("stop", "Stop the running turn, or put waiting messages aside"),
     CommandSpec("title", "Show or change the title of this session", "[TITLE] [--memory]", parse_title),
-    CommandSpec("branch", "Continue in a copy of this conversation", role=OWNER_IN_GROUPS),
-    CommandSpec("resume", "Continue one of your earlier sessions", "ID", role=OWNER_IN_GROUPS),
+    CommandSpec("branch", "Continue in a copy of this conversation"),
+    CommandSpec("resume", "Continue one of your earlier sessions", "ID"),
     CommandSpec("queue", "Send a message that is answered after the running turn", "TEXT", is_message=True),
     CommandSpec("steer", "Send a message that the running turn sees at its next step", "TEXT", is_message=True),
     CommandSpec("background", "Start a task that runs beside the conversation", "TEXT", aliases=("bg", "btw", "task")),
     CommandSpec("status", "Show what is happening in this session"),
     CommandSpec("usage", "Show what this session has cost"),
-    CommandSpec("model", "Show or choose the model of this session", "[NAME | default]", role=OWNER_IN_GROUPS),
+    CommandSpec("model", "Show or choose the model of this session", "[NAME | default]"),
     CommandSpec("memory", "Show or change memory", "[why | search WORDS | note TEXT | forget WORDS]", parse_subcommand),
     CommandSpec("sessions", "List your sessions"),
     CommandSpec("whoami", "Show who you are to everhold"),
-    CommandSpec("schedule", "List, add or remove scheduled messages", "[WHEN TEXT | remove ID]", role=OWNER_IN_GROUPS),
-    CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]", role=STRANGER),
+    CommandSpec("schedule", "List, add or remove scheduled messages", "[WHEN TEXT | remove ID]"),
+    CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]"),
     CommandSpec("halt", "Silence every agent in this chat"),
     CommandSpec("wake", "Let the agents in this chat answer again"),
     CommandSpec("help", "Show this list"),
@@ -161,6 +156,7 @@ COMMAND_MENU: Final = {spec.name: spec.menu_line for spec in COMMAND_SPECS}
 
 # -- functions over the table ------------------------------------------------------------------------------------------
 
+_ACTION_SYNTAX: Final = {"schedule make": "schedule WHEN TEXT", "schedule remove": "schedule remove ID"}
 _COMMAND_PATTERN: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
 
 
@@ -176,9 +172,31 @@ def parse_command(text: str) -> ChatCommand | None:
     return ChatCommand(name=name, argument=(match[2] or "").strip())
 
 
-def needs_owner_in_group(command: ChatCommand) -> bool:
-    """Whether only an owner may use a command in a group."""
-    return COMMANDS[command.name].role.group is PersonRole.OWNER
+def name_action(command: ChatCommand) -> str:
+    """Return the row of `COMMAND_ROLES` that a command belongs to: its name, with a subcommand that has its own row."""
+    name, argument = command.name, command.argument
+    match name:
+        case "title":
+            return "title --memory" if parse_title(argument).memory else name
+        case "memory":
+            action = f"memory {parse_subcommand(argument).word}"
+        case "schedule":
+            word = parse_subcommand(argument).word
+            action = "schedule remove" if word in SCHEDULE_REMOVE_WORDS else "schedule make"
+            return name if word in SCHEDULE_LIST_WORDS else action
+        case _:
+            return name
+    return action if action in COMMAND_ROLES else name
+
+
+def describe_action(action: str) -> str:
+    """Return a row of the table of roles as people write it."""
+    return f"/{_ACTION_SYNTAX.get(action, action)}"
+
+
+def get_command_roles(command: ChatCommand) -> RoleRow:
+    """Return what the table of roles says about a command. An unknown command is answered with the help."""
+    return COMMAND_ROLES.get(name_action(command), COMMAND_ROLES["help"])
 
 
 def render_help() -> str:

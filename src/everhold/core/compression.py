@@ -32,6 +32,7 @@ from everhold.core.entries import (
     ToolCall,
     VerbatimMessage,
 )
+from everhold.core.provenance import describe_speaker, identify_speaker, prefix_lines, render_user_text
 from everhold.core.tokens import weigh_messages, weigh_request
 from everhold.core.wording import describe_count
 from everhold.ports.model import ModelMessage, ModelRequest
@@ -175,7 +176,8 @@ def _select_verbatim(part: SessionContext) -> tuple[VerbatimMessage, ...]:
         outcome = next((s.body.outcome for s in exchange.steps if isinstance(s.body, Ended)), "done")
         for entry in exchange.heard:
             if isinstance(entry.body, Heard) and (why := _classify_verbatim(entry.body, outcome)):
-                found.append(VerbatimMessage(seq=entry.seq, text=entry.body.text, who=entry.body.sender, why=why))
+                who = describe_speaker(entry.body.sender, identify_speaker(entry, entry.body))
+                found.append(VerbatimMessage(seq=entry.seq, text=entry.body.text, who=who, why=why))
     remaining_chars = {"rule": MAX_VERBATIM_CHARS, "question": MAX_QUESTION_CHARS}
     newest: list[VerbatimMessage] = []
     for kept in reversed(found):
@@ -190,6 +192,8 @@ def _select_verbatim(part: SessionContext) -> tuple[VerbatimMessage, ...]:
 def _classify_verbatim(heard: Heard, outcome: str) -> Literal["", "rule", "correction", "question"]:
     if heard.bot:
         return ""  # a text from another bot is data, so it never becomes a rule
+    if not heard.text.strip():
+        return ""  # it has no words of the sender's own: forwarded text is data, too
     if heard.asks and outcome in ("failed", "stopped"):
         return "question"
     if len(heard.text) > MAX_VERBATIM_CHARS // 8:
@@ -360,6 +364,10 @@ def estimate_tokens_after(compressed: Compressed, plan_: CompressionPlan) -> int
 
 
 def _format_message(message: ModelMessage) -> str:
-    who = message.name or message.role
+    """Return a message as a part of the transcript. Every line after its first has a prefix, so that no line of it can
+    pose as another message.
+    """
     calls = "".join(f" [calls {call.tool}]" for call in message.calls)
-    return f"{who}: {message.text}{calls}"
+    if message.name or message.speaker:
+        return f"{render_user_text(message)}{calls}"
+    return f"{message.role}: {prefix_lines(message.text)}{calls}"

@@ -29,6 +29,9 @@ MEMORY: Final = "memory"
 BACKFILL: Final = "backfill"
 """The kind of the consumers that feed a memory with older history."""
 
+REKEY: Final = "rekey"
+"""The kind of the consumers that move a person's items in a memory to another peer."""
+
 MEMORY_PREFIX: Final = f"{MEMORY}:"
 BACKFILL_PREFIX: Final = f"{BACKFILL}:"
 
@@ -64,6 +67,11 @@ def memory_consumer(memory: str) -> str:
 def backfill_consumer(memory: str) -> str:
     """Return the consumer that feeds a memory with older history."""
     return f"{BACKFILL_PREFIX}{memory}"
+
+
+def rekey_consumer(memory: str) -> str:
+    """Return the consumer that moves a person's items in a memory to another peer."""
+    return f"{REKEY}:{memory}"
 
 
 def platform_consumer(platform: str, account: str) -> str:

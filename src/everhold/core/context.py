@@ -8,12 +8,12 @@ range.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core.entries import (
     Began,
@@ -26,6 +26,13 @@ from everhold.core.entries import (
     Thought,
     Took,
     VerbatimMessage,
+)
+from everhold.core.provenance import (
+    FOREIGN_LINE_PREFIX,
+    LINE_BREAK,
+    identify_speaker,
+    join_all_text,
+    needs_speaker_line,
 )
 from everhold.core.turn import NOT_RUN_TEXT
 from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
@@ -43,6 +50,7 @@ STUB_TAIL_CHARS: Final = 400
 
 ERASED_RESULT_TEXT: Final = "[The result of this was erased.]"
 
+_KEPT_LINE_BREAK: Final = f"\n{FOREIGN_LINE_PREFIX}"
 _CONSUMING_BODIES: Final = (Began, Took)
 _seq_of: Final = attrgetter("seq")
 _ENDING_NOTES: Final = {
@@ -146,10 +154,10 @@ def assemble_context(selection: ContextSelection, entries: Iterable[Entry]) -> S
             compression = entry
     exchanges = []
     for turn in selection.turns:
-        mine = sorted(steps[turn.op], key=_seq_of)
-        taken = [seq for entry in mine if isinstance(entry.body, _CONSUMING_BODIES) for seq in entry.body.takes]
+        turn_steps = sorted(steps[turn.op], key=_seq_of)
+        taken = [seq for entry in turn_steps if isinstance(entry.body, _CONSUMING_BODIES) for seq in entry.body.takes]
         heard = tuple(by_seq[seq] for seq in taken if seq in by_seq)
-        exchanges.append(TurnEntries(op=turn.op, heard=heard, steps=tuple(mine)))
+        exchanges.append(TurnEntries(op=turn.op, heard=heard, steps=tuple(turn_steps)))
     return SessionContext(compression=compression, turns=tuple(exchanges))
 
 
@@ -230,8 +238,12 @@ def find_oversized(
         entry.seq
         for exchange in view.turns
         for entry in (exchange.heard if what is Heard else exchange.steps)
-        if isinstance(entry.body, what) and len(entry.body.text) > most
+        if isinstance(entry.body, what) and _count_chars(entry.body) > most
     )
+
+
+def _count_chars(body: Returned | Heard) -> int:
+    return len(join_all_text(body) if isinstance(body, Heard) else body.text)
 
 
 def list_turn_stubs(exchange: TurnEntries) -> frozenset[int]:
@@ -261,8 +273,8 @@ def _render_turn(exchange: TurnEntries, stubs: frozenset[int], recalled: str = "
                     yield ModelMessage(role="user", name="memory", text=recalled)
                 for seq in takes:
                     entry = unsaid.pop(seq, None)
-                    if entry is not None and (message := _render_heard(entry, stubs)):
-                        yield message
+                    if entry is not None and isinstance(entry.body, Heard):  # of an erased one nothing is shown again
+                        yield render_heard(entry, entry.body, stubs)
             case Thought(text=text, calls=calls, reasoning=reasoning):
                 if text or calls:
                     yield ModelMessage(role="assistant", text=text, calls=calls, reasoning=reasoning)
@@ -275,12 +287,16 @@ def _render_turn(exchange: TurnEntries, stubs: frozenset[int], recalled: str = "
                 pass  # calls, notes, replies and notices are not the model's words
 
 
-def _render_heard(entry: Entry, stubs: frozenset[int]) -> ModelMessage | None:
-    if not isinstance(entry.body, Heard):
-        return None  # erased: nothing of it may be shown again
-    body = entry.body
-    text = render_stub(body.text, entry.seq) if entry.seq in stubs else body.text
-    return ModelMessage(role="user", text=text, name=body.sender, attachments=body.attachments)
+def render_heard(entry: Entry, body: Heard, stubs: Collection[int]) -> ModelMessage:
+    """Return a message as a model sees it. `stubs` are seqs of entries whose long texts are shortened."""
+    text, pieces = body.text, body.pieces
+    if entry.seq in stubs:
+        text = render_stub(text, entry.seq)
+        pieces = tuple(structs.replace(piece, text=render_stub(piece.text, entry.seq)) for piece in pieces)
+    speaker = identify_speaker(entry, body) if needs_speaker_line(body) else ""
+    return ModelMessage(
+        role="user", text=text, name=body.sender, speaker=speaker, pieces=pieces, attachments=body.attachments
+    )
 
 
 def _index_results(steps: tuple[Entry, ...]) -> tuple[dict[tuple[int, str], Entry], set[int]]:
@@ -337,7 +353,10 @@ def render_summary(summary: str, kept: Sequence[VerbatimMessage], effects: Seque
     ]
     if kept:
         parts.append("[Said, word for word:]")
-        parts += [f"#{it.seq} {it.who or 'unknown'} ({it.why}): {it.text}" for it in kept]
+        # A line break in a kept text must not make a line that looks like another kept text.
+        parts += [
+            f"#{it.seq} {it.who or 'unknown'} ({it.why}): {LINE_BREAK.sub(_KEPT_LINE_BREAK, it.text)}" for it in kept
+        ]
     if effects:
         parts.append("[Done, with its outcome:]")
         parts += effects

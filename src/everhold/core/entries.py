@@ -15,6 +15,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from everhold.core.roles import PersonRole
+
 BODY_VERSION: Final = 1
 """The version of entry bodies that this build writes. It reads all versions up to this one."""
 
@@ -64,6 +66,27 @@ class Attachment(StoredRecord, frozen=True):
     size: int = 0
 
 
+class TextPiece(StoredRecord, frozen=True):
+    """Text inside a message that is not the sender's own: forwarded, quoted, or embedded. It is never a command, a fact
+    about the sender, or an approval.
+    """
+
+    source: Literal["forwarded", "quoted", "embedded"]
+    by: str = ""
+    """The author as the platform reports it: an identity (`platform:id`), else a display name, else empty.
+    `AGENT_ITSELF` if the agent wrote it.
+    """
+    name: str = ""
+    """The author's display name, if the platform reports one."""
+    own: bool = False
+    """A quote of the sender's own earlier words."""
+    text: str = ""
+
+
+AGENT_ITSELF: Final = "agent"
+"""The author of a quoted text that this account wrote earlier."""
+
+
 # -- bodies: one per kind ----------------------------------------------------------------------------------------------
 
 
@@ -79,10 +102,11 @@ class Heard(StoredRecord, frozen=True):
 
     origin: ChatLocation
     text: str
+    """The sender's own words only. Everything else in the message is in `pieces`."""
     asks: bool = True
     sender: str = ""
     speaker: str = ""
-    """The platform's id of the sender, if it differs from the person's name."""
+    """The platform's id of the sender."""
     bot: bool = False
     hops: int = 0
     revision: str = ""
@@ -95,6 +119,12 @@ class Heard(StoredRecord, frozen=True):
     busy: str = ""
     """How a running turn treats this message (`/queue`, `/steer`); empty: as configured."""
     stamp: Stamp = Stamp()
+    pieces: tuple[TextPiece, ...] = ()
+    """Forwarded, quoted and embedded text. Empty: everything is the sender's own."""
+    role: PersonRole = PersonRole.MEMBER
+    """The sender's role in this chat when the message was accepted. When it is handled, the lower of this and the
+    current role counts.
+    """
 
 
 class Began(StoredRecord, frozen=True):
@@ -111,6 +141,8 @@ class Began(StoredRecord, frozen=True):
     consumer: str = ""
     """The consumer that works on it."""
     trigger: str = ""
+    people: int = 0
+    """The epoch of the people directory when it started: who was who then."""
 
 
 class Took(StoredRecord, frozen=True):
@@ -210,8 +242,8 @@ class Noted(StoredRecord, frozen=True):
     supersedes: int = 0
     tags: tuple[str, ...] = ()
     origin: str = ""
-    """The source of the text if no person present said it: `tool:<name>`, `bot:<name>`, `file:<name>`. Such a note is
-    never a fact.
+    """The source of the text if no person present said it: `tool:<name>`, `bot:<name>`, `file:<name>`,
+    `forward:<author>`, `quote:<author>`, `embed:<author>`. Such a note is never a fact.
     """
     stamp: Stamp = Stamp()
 
@@ -242,7 +274,6 @@ class Notified(StoredRecord, frozen=True):
     parts: tuple[str, ...] = ()
 
 
-OUTCOMES: Final = ("done", "failed", "stopped", "interrupted", "released", "refused", "erased")
 RELEASING_OUTCOMES: Final = frozenset({"released", "erased"})
 """Outcomes after which the messages that an operation consumed are pending again, unless they were erased."""
 
@@ -362,6 +393,8 @@ class TaskRequested(SessionChange, frozen=True):
     text: str
     tell: ChatLocation | None = None
     stamp: Stamp = Stamp()
+    role: PersonRole = PersonRole.MEMBER
+    """The role of the person when the task was accepted."""
 
 
 class MemoryNameSet(SessionChange, frozen=True):

@@ -5,8 +5,8 @@ entry.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -24,6 +24,8 @@ from everhold.core.entries import (
     Stamp,
     Thought,
 )
+from everhold.core.people import PERSON_MEMBER, PeopleDirectory
+from everhold.core.provenance import has_own_words
 from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote, MemoryRetraction, MemoryUtterance
 
 MEMORY_KINDS: Final = (EntryKind.ENDED, EntryKind.NOTED, EntryKind.CHANGED)
@@ -33,6 +35,17 @@ TASKS_PLATFORM: Final = "job"
 """The platform that the results of tasks are heard from."""
 _REPORT_OPENING: Final = "[Result of the background task “"
 _REPORT_CLOSING: Final = "”]\n"
+
+MOVED_MARK: Final = "@"
+"""Stands before the peer in the key of an item that was moved to another peer."""
+
+FindPeer: TypeAlias = Callable[[str, Entry], str]
+"""(identity, entry) -> the peer of the identity at that entry; empty if the memory has no peers."""
+
+
+def find_no_peer(identity: str, entry: Entry) -> str:
+    return ""
+
 
 REMEMBERED_OUTCOMES: Final = frozenset({"done", "stopped", "interrupted"})
 """Outcomes of turns that memories receive."""
@@ -44,6 +57,11 @@ def build_exchange_key(session: str, op: int) -> str:
 
 def build_note_key(session: str, seq: int) -> str:
     return f"{session}:{seq}:note"
+
+
+def get_original_key(key: str) -> str:
+    """Return the key that an item had before it was moved to another peer."""
+    return key.partition(MOVED_MARK)[0]
 
 
 def is_memory_entry(entry: Entry) -> bool:
@@ -60,21 +78,33 @@ def is_memory_entry(entry: Entry) -> bool:
 
 
 def build_exchange(
-    *, session: str, agent: str, op: int, heard: Sequence[Entry], steps: Sequence[Entry], parent: str = ""
+    *,
+    session: str,
+    agent: str,
+    op: int,
+    heard: Sequence[Entry],
+    steps: Sequence[Entry],
+    people: PeopleDirectory,
+    parent: str = "",
+    find_peer: FindPeer = find_no_peer,
 ) -> Exchange | None:
-    """Return the exchange of an ended turn; None if nothing was said, or everything was erased."""
-    utterances = tuple(
-        MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
+    """Return the exchange of an ended turn; None if nothing was said, or everything was erased. `people` are those of
+    the time of the turn, because a retry must build the same.
+
+    Forwarded and quoted words are not in it, because a memory would store them as the sender's own. Each utterance has
+    the peer of its own entry. What is stored as a whole has the peers of the first entry.
+    """
+    listened = [
+        entry
         for entry in heard
-        if isinstance(entry.body, Heard)
-    )
-    said = tuple(
-        MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
-        for entry in steps
-        if isinstance(entry.body, Said)
-    )
-    if not utterances and not said:
+        if isinstance(entry.body, Heard) and has_own_words(entry.body.text, (), entry.body.pieces)
+    ]
+    spoken = [entry for entry in steps if isinstance(entry.body, Said)]
+    if not listened and not spoken:
         return None
+    utterances = tuple(_build_utterance(entry, find_peer) for entry in listened)
+    said = tuple(_build_utterance(entry, find_peer) for entry in spoken)
+    stamp = merge_audiences((utterances or said)[-1].stamp, [it.stamp.audience for it in (*utterances, *said)], people)
     return Exchange(
         key=build_exchange_key(session, op),
         session=session,
@@ -84,23 +114,55 @@ def build_exchange(
         said=said,
         did=_render_tool_calls(steps),
         at=max((entry.at for entry in steps), default=0.0),
-        stamp=_merge_stamps(utterances, said),
+        stamp=stamp,
         parent=parent,
+        peers=build_peers(stamp, (listened or spoken)[0], find_peer),
     )
 
 
-def _merge_stamps(heard: Sequence[MemoryUtterance], said: Sequence[MemoryUtterance]) -> Stamp:
-    """Return the last speaker's stamp, with the audience that heard the whole exchange.
+def _build_utterance(entry: Entry, find_peer: FindPeer) -> MemoryUtterance:
+    assert isinstance(entry.body, Heard | Said)
+    stamp = entry.body.stamp
+    own = entry.author.startswith(PERSON_MEMBER)
+    return MemoryUtterance(
+        author=entry.author,
+        text=entry.body.text,
+        at=entry.at,
+        stamp=stamp,
+        seq=entry.seq,
+        peer=find_peer(stamp.person, entry) if own and stamp.person else "",
+    )
+
+
+def list_stamp_identities(stamp: Stamp) -> list[str]:
+    """Return the identities of a stamp: the person, and the people of the audience."""
+    heard_by = (it.removeprefix(PERSON_MEMBER) for it in stamp.audience if it.startswith(PERSON_MEMBER))
+    return sorted({it for it in (stamp.person, *heard_by) if it})
+
+
+def build_peers(stamp: Stamp, entry: Entry, find_peer: FindPeer) -> dict[str, str]:
+    """Return the peers of the identities of a stamp, as they were at an entry."""
+    found = {identity: find_peer(identity, entry) for identity in list_stamp_identities(stamp)}
+    return {identity: peer for identity, peer in found.items() if peer}
+
+
+def merge_audiences(stamp: Stamp, audiences: Sequence[Sequence[str]], people: PeopleDirectory) -> Stamp:
+    """Return a stamp with those members of its audience who heard everything that was for these audiences.
 
     A direct chat and a group can be bound to the same session. An exchange with messages from both is for neither
     audience alone.
     """
-    stamp = (heard or said)[-1].stamp
-    heard_by_all = tuple(one for one in stamp.audience if all(one in it.stamp.audience for it in (*heard, *said)))
+    if all(audience == stamp.audience for audience in audiences):
+        return stamp
+    heard_by_all = tuple(
+        one
+        for one in stamp.audience
+        if all(people.identify_audience((one,)) <= people.identify_audience(audience) for audience in audiences)
+    )
     return stamp if heard_by_all == stamp.audience else structs.replace(stamp, audience=heard_by_all)
 
 
-def build_note(entry: Entry, *, agent: str) -> MemoryNote | None:
+def build_note(entry: Entry, *, agent: str, find_peer: FindPeer = find_no_peer) -> MemoryNote | None:
     """Return the note of an entry; None if it was erased."""
     if not isinstance(entry.body, Noted):
         return None
@@ -120,6 +182,7 @@ def build_note(entry: Entry, *, agent: str) -> MemoryNote | None:
         cites=body.cites,
         tags=body.tags,
         origin=body.origin,
+        peers=build_peers(body.stamp, entry, find_peer),
     )
 
 
@@ -141,7 +204,7 @@ def render_task_report(task: str, result: str) -> str:
     return f"{_REPORT_OPENING}{task}{_REPORT_CLOSING}{result}"
 
 
-def build_job_result(heard: Entry, *, agent: str) -> JobResult | None:
+def build_job_result(heard: Entry, *, agent: str, find_peer: FindPeer = find_no_peer) -> JobResult | None:
     """Return the job whose result an entry reports; None if it reports none, or was erased.
 
     The result is built from this entry alone, so it does not change when another entry is erased.
@@ -159,11 +222,15 @@ def build_job_result(heard: Entry, *, agent: str) -> JobResult | None:
         result=result,
         at=heard.at,
         stamp=body.stamp,
+        peers=build_peers(body.stamp, heard, find_peer),
     )
 
 
 def fingerprint_batch(name: str, items: Sequence[MemoryItem | JobResult]) -> str:
-    """Return the digest that identifies a batch. A retry must send the same bytes."""
+    """Return the digest that identifies a batch. A retry must send the same bytes.
+
+    It is stored. The items leave out default values, so a field that a later version adds does not change it.
+    """
     return hashlib.sha256(msgspec.json.encode((name, list(items)))).hexdigest()
 
 

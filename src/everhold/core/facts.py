@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
 from everhold.core.builtin_tools import OWN_WORDS_TOOLS
 from everhold.core.entries import Entry, Heard, Noted, Returned, Stamp, Thought
+from everhold.core.people import PERSON_MEMBER, PeopleDirectory, PresentAudience, can_hear
+from everhold.core.provenance import build_piece_origin, is_foreign
 from everhold.core.recall import RecallRecord, format_time, neutralize_text
+from everhold.core.roles import TOOL_ROLES, ToolAccess
 from everhold.ports.tool import ToolContext
 
 FactTarget: TypeAlias = Literal["user", "memory"]
@@ -64,7 +67,7 @@ def is_fact_note(entry: Entry) -> bool:
     return isinstance(entry.body, Noted) and bool(entry.body.fact) and bool(entry.body.stamp.audience)
 
 
-def build_fact_versions(notes: Iterable[Entry], *, agent: str) -> list[Fact]:
+def build_fact_versions(notes: Iterable[Entry], *, agent: str, people: PeopleDirectory) -> list[Fact]:
     """Return every version of every fact, in the order of the notes. `notes` are in commit order and from one agent.
 
     A note can replace or remove only a fact that its audience may see. A fact with the same text, target and audience
@@ -75,17 +78,18 @@ def build_fact_versions(notes: Iterable[Entry], *, agent: str) -> list[Fact]:
         note = entry.body
         if not isinstance(note, Noted) or not is_fact_note(entry):
             continue
+        present = people.expand_audience(note.stamp.audience)
         old = [
             number
             for number, fact in enumerate(facts)
-            if fact.is_valid and fact.id == note.fact and is_visible_to(fact, note.stamp.audience)
+            if fact.is_valid and fact.id == note.fact and is_visible_to(fact, present)
         ]
         new = _build_fact(entry, note, agent)
-        if note.action != "remove" and any(is_same_fact(facts[number], new) for number in old):
+        if note.action != "remove" and any(is_same_fact(facts[number], new, people) for number in old):
             continue
         for number in old:
             facts[number] = structs.replace(facts[number], valid_until=entry.at, replaced=note.action != "remove")
-        if note.action != "remove" and not any(is_same_fact(fact, new) for fact in facts if fact.is_valid):
+        if note.action != "remove" and not any(is_same_fact(fact, new, people) for fact in facts if fact.is_valid):
             facts.append(new)
     return facts
 
@@ -105,31 +109,36 @@ def _build_fact(entry: Entry, note: Noted, agent: str) -> Fact:
     )
 
 
-def is_visible_to(fact: Fact, present: Collection[str]) -> bool:
-    """Return whether everybody present may see a fact. If no audience is given, nothing is visible."""
-    return bool(present) and set(present) <= set(fact.stamp.audience)
+def is_visible_to(fact: Fact, present: PresentAudience) -> bool:
+    """Return whether everybody present may see a fact. If nobody is present, nothing is visible."""
+    return can_hear(present, fact.stamp.audience, fact.at)
 
 
-def is_same_fact(fact: Fact, other: Fact) -> bool:
+def is_same_fact(fact: Fact, other: Fact, people: PeopleDirectory) -> bool:
     return (
         fact.text == other.text
         and fact.target == other.target
-        and set(fact.stamp.audience) == set(other.stamp.audience)
+        and people.identify_audience(fact.stamp.audience) == people.identify_audience(other.stamp.audience)
     )
 
 
-def find_version(entry: Entry, facts: Iterable[Fact]) -> Fact | None:
+def find_version(entry: Entry, facts: Iterable[Fact], people: PeopleDirectory) -> Fact | None:
     """Return the valid fact with the text of a note, whichever note introduced it; None if there is none."""
     note = entry.body
     if not isinstance(note, Noted) or note.action == "remove":
         return None
     said = _build_fact(entry, note, agent="")
-    return next((fact for fact in facts if fact.is_valid and is_same_fact(fact, said)), None)
+    return next((fact for fact in facts if fact.is_valid and is_same_fact(fact, said, people)), None)
 
 
-def select_valid_facts(facts: Iterable[Fact], present: Collection[str]) -> list[Fact]:
+def select_valid_facts(facts: Iterable[Fact], present: PresentAudience) -> list[Fact]:
     """Return the valid facts that everybody present may see."""
     return [fact for fact in facts if fact.is_valid and is_visible_to(fact, present)]
+
+
+def find_maker(author: str, stamp: Stamp) -> str:
+    """Return the author who made a note or a fact. What an agent noted was made for the person it answered."""
+    return author if author.startswith(PERSON_MEMBER) else f"{PERSON_MEMBER}{stamp.person}"
 
 
 def count_fact_chars(facts: Iterable[Fact], target: str) -> int:
@@ -146,11 +155,47 @@ def match_facts(facts: Sequence[Fact], words: str) -> list[Fact]:
 # -- the source of a note ----------------------------------------------------------------------------------------------
 
 
+def build_stranger_origin(author: str) -> str:
+    """Return the source of a note that rests on the words of a stranger."""
+    return f"stranger:{author.removeprefix(PERSON_MEMBER)}"
+
+
+def find_note_source(text: str, context: ToolContext) -> str:
+    """Return the source that a note of this turn must be marked with; empty if the note may be a fact.
+
+    Below the role that the table asks for, a note is material.
+    """
+    cell = TOOL_ROLES[ToolAccess.NOTE][context.place]
+    if not cell.allows(context.role):
+        return build_stranger_origin(context.speakers[0] if context.speakers else context.stamp.person)
+    return find_foreign_source(text, said=context.said, sources=context.sources)
+
+
+def explain_foreign_change(fact: Fact, context: ToolContext, people: PeopleDirectory) -> str:
+    """Return why this turn may not replace or remove a fact; empty if it may.
+
+    Everybody whose words the turn takes must be the person who made the fact, or have the role for facts of others.
+    """
+    cell = TOOL_ROLES[ToolAccess.CHANGE][context.place]
+    if cell.allows_others(context.role):
+        return ""
+    maker = find_maker(fact.author, fact.stamp).removeprefix(PERSON_MEMBER)
+    own = bool(context.speakers) and all(people.is_same_person(one, maker) for one in context.speakers)
+    if own and cell.allows(context.role):
+        return ""
+    needed = cell.role if own else cell.others
+    whose = "their own" if own else "another person's"
+    return (
+        f"Changing {whose} fact needs the role {needed.label if needed else 'owner'} here, and the least trusted "
+        f"person whose words this turn takes is {context.role.label}."
+    )
+
+
 def find_foreign_source(text: str, *, said: Iterable[str], sources: Sequence[str]) -> str:
     """Return the source that a note must be marked with; empty if the note may be a fact.
 
-    If only people spoke in a turn, its notes may be facts. If a page, a tool or a bot contributed text, a note may be a
-    fact only if people used its words themselves.
+    If only people spoke in a turn, its notes may be facts. If a page, a tool, a bot or a forwarded text contributed
+    words, a note may be a fact only if people used its words themselves.
     """
     if not sources:
         return ""
@@ -164,17 +209,16 @@ def find_foreign_source(text: str, *, said: Iterable[str], sources: Sequence[str
 def collect_turn_sources(
     heard: Iterable[Entry], steps: Iterable[Entry], why: RecallRecord | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what people said in a turn, and the other sources of its text: bots, tools, and
-    recalled items of those.
+    """Return what people said in a turn, and the other sources of its text: bots, tools, forwarded and quoted text, and
+    recalled items of those. Pieces of messages count, not messages.
     """
     said: list[str] = []
     sources: dict[str, None] = {}
     for entry in heard:
         if isinstance(entry.body, Heard):
-            if entry.body.bot:
-                sources[f"bot:{entry.body.sender or entry.author}"] = None
-            else:
-                said.append(entry.body.text)
+            own, foreign = split_words(entry, entry.body)
+            said += own
+            sources |= dict.fromkeys(foreign)
     tools: dict[str, str] = {}
     for entry in steps:
         if isinstance(entry.body, Thought):
@@ -185,12 +229,35 @@ def collect_turn_sources(
     return tuple(said), tuple(sources)
 
 
+def split_words(entry: Entry, heard: Heard) -> tuple[list[str], list[str]]:
+    """Return the words in a message that count as said by a person, and the sources of its other words."""
+    foreign = [build_piece_origin(piece) for piece in heard.pieces if is_foreign(piece)]
+    if heard.bot:
+        return [], [f"bot:{heard.sender or entry.author}", *foreign]
+    quoted = [piece.text for piece in heard.pieces if piece.own]
+    return [text for text in (heard.text, *quoted) if text.strip()], foreign
+
+
+def find_cited_source(text: str, cited: Iterable[Entry]) -> str:
+    """Return the source that a note must be marked with, if it rests on these entries; empty if people said it."""
+    said: list[str] = []
+    sources: list[str] = []
+    for entry in cited:
+        if isinstance(entry.body, Heard):
+            if entry.body.bot:
+                return split_words(entry, entry.body)[1][0]
+            own, foreign = split_words(entry, entry.body)
+            said += own
+            sources += foreign
+    return find_foreign_source(text, said=said, sources=sources)
+
+
 def prepare_tool_note(note: Noted, *, tool: str, context: ToolContext) -> Noted:
     """Return a tool's note as it is stored: with the stamp of the turn, and not as a fact unless people said it."""
     note = structs.replace(note, stamp=context.stamp, cites=tuple(seq for seq in note.cites if seq < context.op))
     source = note.origin if tool in OWN_WORDS_TOOLS else f"tool:{tool}"
     if not source and note.action != "remove":
-        source = find_foreign_source(note.text, said=context.said, sources=context.sources)
+        source = find_note_source(note.text, context)
     return mark_note_source(note, source) if source else note
 
 
@@ -214,7 +281,7 @@ def _extract_stems(text: str) -> set[str]:
 # -- what the model and people read ------------------------------------------------------------------------------------
 
 
-def fence_facts(facts: Sequence[Fact], delimiter: str) -> str:
+def quote_facts(facts: Sequence[Fact], delimiter: str) -> str:
     """Return the facts as one block of quoted data; empty if there are none. Text inside cannot end the block."""
     if not facts:
         return ""

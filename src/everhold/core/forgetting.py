@@ -30,7 +30,9 @@ from everhold.core.entries import (
     Thought,
     Took,
 )
+from everhold.core.provenance import join_all_text
 from everhold.core.schedule import Schedule
+from everhold.ports.store import StateNamespace, StateRecord, split_state_scope
 
 MIN_WORD_CHARS: Final = 4
 """Fewest characters of a word that can show that a text repeats another."""
@@ -82,6 +84,34 @@ def is_scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
     return schedule.sender in names or f"{schedule.place.platform}:{schedule.sender}" in names
 
 
+def is_record_of(record: StateRecord, names: Collection[str]) -> bool:
+    """Return whether a state record about pairing, links or direct chats belongs to one of these identities."""
+    platform, _ = split_state_scope(record.scope)
+    match record.namespace:
+        case StateNamespace.PAIRING_REQUEST | StateNamespace.PAIRING_GRANT:
+            return f"{platform}:{record.key}" in names
+        case StateNamespace.DM_OWNER:
+            return f"{platform}:{record.value}" in names
+        case StateNamespace.IDENTITY_LINK:
+            return record.key in names or _read_field(record, "other") in names
+        case _:
+            return record.key in names
+
+
+def read_record_time(record: StateRecord) -> float:
+    """Return when a record was made; 0 if it does not say."""
+    at = _read_field(record, "at")
+    return float(at) if isinstance(at, int | float) else 0.0
+
+
+def _read_field(record: StateRecord, name: str) -> object:
+    try:
+        value: object = json.loads(record.value)
+    except ValueError:
+        return None
+    return value.get(name) if isinstance(value, dict) else None
+
+
 def is_spoken_by(entry: Entry, names: Collection[str]) -> bool:
     """Return whether a person with one of `names` is the author, or is named in the stamp. An erased entry still has
     its author.
@@ -107,42 +137,48 @@ def select_personal_entries(
     elsewhere.
     """
     heard = [entry for entry in entries if entry.kind is EntryKind.HEARD]
-    mine = {entry.seq for entry in entries if is_spoken_by(entry, names)}
-    if not mine:
+    own_seqs = {entry.seq for entry in entries if is_spoken_by(entry, names)}
+    if not own_seqs:
         return PersonalPart()
     if all(is_spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
         # The name that a memory uses may be made from the title, so it could reveal the title.
         titled = any(_has_title(entry) for entry in entries)
-        gone = {entry.seq for entry in entries if has_text(entry) and (titled or not _is_memory_name_change(entry))}
-        return PersonalPart(seqs=tuple(sorted(gone)), sole_speaker=True)
+        erased_seqs = {
+            entry.seq for entry in entries if has_text(entry) and (titled or not _is_memory_name_change(entry))
+        }
+        return PersonalPart(seqs=tuple(sorted(erased_seqs)), sole_speaker=True)
     ops = {
         entry.op
         for entry in entries
-        if isinstance(entry.body, Began | Took) and not mine.isdisjoint(entry.body.takes) and entry.op is not None
+        if isinstance(entry.body, Began | Took) and not own_seqs.isdisjoint(entry.body.takes) and entry.op is not None
     }
-    gone = {entry.seq for entry in entries if has_text(entry) and (entry.seq in mine or entry.op in ops)}
+    erased_seqs = {entry.seq for entry in entries if has_text(entry) and (entry.seq in own_seqs or entry.op in ops)}
     # Replies to the person are erased, too, but their words are the agent's.
-    brought = [entry for entry in entries if entry.seq in mine and not isinstance(entry.body, Said)]
+    brought = [entry for entry in entries if entry.seq in own_seqs and not isinstance(entry.body, Said)]
     own = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in brought))
-    told = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in heard if entry.seq not in mine))
-    distinct = own - told - set(others)
-    first = min(mine)
+    others_words = set().union(
+        *(extract_distinctive_words(extract_text(entry)) for entry in heard if entry.seq not in own_seqs)
+    )
+    distinct = own - others_words - set(others)
+    first = min(own_seqs)
     repeated = {
         entry.seq
         for entry in entries
         if entry.seq > first
-        and entry.seq not in gone
+        and entry.seq not in erased_seqs
         and has_text(entry)
         and not isinstance(entry.body, Heard | Compressed | Changed)
         and not distinct.isdisjoint(extract_distinctive_words(extract_text(entry)))
     }
-    return PersonalPart(seqs=tuple(sorted(gone | repeated)), repeated=tuple(sorted(repeated)))
+    return PersonalPart(seqs=tuple(sorted(erased_seqs | repeated)), repeated=tuple(sorted(repeated)))
 
 
 def extract_text(entry: Entry) -> str:
     """Return all text of an entry."""
     match entry.body:
-        case Heard(text=text) | Said(text=text) | Noted(text=text) | Notified(text=text) | Returned(text=text):
+        case Heard():
+            return join_all_text(entry.body)
+        case Said(text=text) | Noted(text=text) | Notified(text=text) | Returned(text=text):
             return text
         case Thought(text=text, reasoning=reasoning, calls=calls):
             asked = [json.dumps(call.arguments, ensure_ascii=False, default=str) for call in calls]
@@ -176,5 +212,5 @@ def collect_words_of_others(entries: Iterable[Entry], names: Collection[str]) ->
     found: set[str] = set()
     for entry in entries:
         if isinstance(entry.body, Heard) and not is_spoken_by(entry, names):
-            found |= extract_distinctive_words(entry.body.text)
+            found |= extract_distinctive_words(join_all_text(entry.body))
     return found

@@ -27,7 +27,8 @@ def parse_memory_file(text: str) -> list[str]:
         found = re.split(rf"(?m)^\s*{ENTRY_SEPARATOR}\s*$", "\n".join(lines))
     else:
         found = _split_paragraphs(lines)
-    return list(dict.fromkeys(part.strip() for part in found if part.strip()))
+    # A separator alone, such as in a list item, is no entry: written again, it would separate others.
+    return list(dict.fromkeys(part.strip() for part in found if part.strip() not in ("", ENTRY_SEPARATOR)))
 
 
 def _split_paragraphs(lines: Iterable[str]) -> list[str]:

@@ -36,8 +36,6 @@ class PairingGrant(Struct, frozen=True, omit_defaults=True):
 
     at: float
     name: str = ""
-    person: str = ""
-    """The person that this identity became by the grant."""
 
 
 class WrongCodeCount(Struct, frozen=True, omit_defaults=True):
@@ -52,8 +50,6 @@ class IdentityLinkOffer(Struct, frozen=True, omit_defaults=True):
 
     at: float
     digest: str
-    person: str
-    """The person who began."""
     other: str = ""
     """The other identity, after it has answered."""
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from everhold.core.provenance import LINE_BREAK, describe_origin, is_piece_origin
 from everhold.core.tokens import weigh_text
 from everhold.ports.memory import MemoryHit
 
@@ -20,8 +21,6 @@ NEAR_DUPLICATE_SHARE: Final = 0.9
 """Two texts with at least this share of common words count as duplicates."""
 ITEM_OVERHEAD_TOKENS: Final = 12
 """Tokens around each item: person, time, source."""
-MIN_ITEM_TOKENS: Final = 40
-"""An item is not cut to fewer tokens than this."""
 
 EXCERPT_CHARS: Final = 200
 """Characters by which an item without an entry in the log is recognised later."""
@@ -38,7 +37,6 @@ _WORD_TRANSLATION: Final = (
     "".join(mark if _WORD.fullmatch(mark) else " " for mark in map(chr, range(128))).lower().encode() * 2
 )
 """Maps ASCII to lower case, and separators to spaces. This is much faster than a regular expression."""
-_LINE_BREAK: Final = re.compile(r"\r\n|[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 
 class RecalledItem(Struct, frozen=True, kw_only=True):
@@ -47,7 +45,7 @@ class RecalledItem(Struct, frozen=True, kw_only=True):
     provider: str
     hit: MemoryHit
     origin: str = ""
-    """The source of the text if no person said it: a tool or a bot."""
+    """The source of the text if no person present said it: a tool, a bot, or the author of a forwarded text."""
 
 
 class MergedRecall(Struct, frozen=True, kw_only=True):
@@ -137,11 +135,11 @@ def merge_results(
     kept: dict[int, list[frozenset[str]]] = {}
     spoken: set[str] = set()
     texts: set[str] = set()
-    places: set[tuple[str, int]] = set()
+    places: set[tuple[str, int, str]] = set()
     spent = 0
     for item in _interleave_results({name: results[name] for name in order}):
         found = item.hit
-        place = (found.session, found.seq)
+        place = (found.session, found.seq, found.origin)  # a message and what it quotes are two items
         if not found.text or found.text.isspace():
             continue
         if found.text in texts or (place in places and found.session and found.seq):
@@ -181,7 +179,7 @@ def make_delimiter(*parts: str | int) -> str:
     return hashlib.sha256("\x00".join(map(str, parts)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def fence_items(items: Iterable[RecalledItem], delimiter: str) -> str:
+def quote_items(items: Iterable[RecalledItem], delimiter: str) -> str:
     """Return the items as one block of quoted data; empty if there are none.
 
     Every quoted line begins with `| `, and the delimiter is removed from the text, so no quoted line can end the block.
@@ -208,7 +206,7 @@ def _render_item(item: RecalledItem, delimiter: str) -> str:
     if found.at:
         head += f", at {format_time(found.at)}"
     if origin := item.origin or found.origin:
-        head += f", not said by a person but from {origin}"
+        head += f", {describe_origin(origin)}"
     if found.session:
         head += f", session {found.session}" + (f" entry {found.seq}" if found.seq else "")
     head = neutralize_text(head, delimiter).replace("\n", " ")
@@ -221,6 +219,8 @@ def describe_source(found: MemoryHit) -> str:
     if found.author.startswith("agent:"):
         to = f" to {found.person}" if found.person else ""
         return f"{found.kind or 'said'} by {found.author}{to}"
+    if is_piece_origin(found.author):
+        return f"brought by {found.person}" if found.person else ""
     who = found.person or found.author.removeprefix("person:")
     if found.kind == "note":
         return f"note by {who}" if who else "note"
@@ -230,7 +230,7 @@ def describe_source(found: MemoryHit) -> str:
 def neutralize_text(text: str, delimiter: str) -> str:
     """Return a text that can be quoted line by line: with one kind of line break, and without the delimiter."""
     if not text.isprintable():  # line breaks are not printable
-        text = _LINE_BREAK.sub("\n", text)
+        text = LINE_BREAK.sub("\n", text)
     while delimiter and delimiter in text:
         text = text.replace(delimiter, "")
     return text
@@ -316,8 +316,8 @@ def render_search_results(why: RecallRecord, texts: Mapping[tuple[str, int], str
 
 
 def _describe_origin(one: RecallTrace) -> str:
-    whose = f"reply to {one.person}" if one.kind == "reply" else " by ".join(it for it in (one.kind, one.person) if it)
-    parts = [one.provider, whose, format_time(one.at) if one.at else ""]
+    source = f"reply to {one.person}" if one.kind == "reply" else " by ".join(it for it in (one.kind, one.person) if it)
+    parts = [one.provider, source, format_time(one.at) if one.at else ""]
     if one.session and one.seq:
         parts.append(f"entry {one.seq} of {one.session}")
     if one.origin:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core.compression import format_advice
-from everhold.core.context import SessionContext, list_context_stubs, render_stub
-from everhold.core.entries import Heard, Said
+from everhold.core.context import SessionContext, list_context_stubs, render_heard
+from everhold.core.entries import Entry, Heard, Said
+from everhold.core.provenance import identify_speaker, prefix_lines, render_user_text
 from everhold.ports.model import ModelMessage, ModelRequest
 
 MAX_NOTES: Final = 20
@@ -22,6 +23,7 @@ REVIEW_PROMPT: Final = (
     "preferences, decisions, promises, dates, and what was done with which outcome. Each line of the conversation has "
     "its number. Answer with one JSON object per line and nothing else: "
     '{"note": "one self-contained sentence", "cites": [numbers of the lines it rests on]}. '
+    "Lines behind `| ` are forwarded or quoted: they are not the words of the person who sent them. "
     "Note only what the lines say. Never note that something is unknown or was not discussed. "
     "If there is nothing worth keeping, answer with nothing."
 )
@@ -41,10 +43,9 @@ def build_review_request(view: SessionContext, *, advice: str = "") -> ModelRequ
     for exchange in view.turns:
         for entry in (*exchange.heard, *exchange.steps):
             if isinstance(entry.body, Heard):
-                text = render_stub(entry.body.text, entry.seq) if entry.seq in stubs else entry.body.text
-                lines.append(f"#{entry.seq} {entry.body.sender or entry.author}: {text}")
+                lines.append(f"#{entry.seq} {_render_heard(entry, entry.body, stubs)}")
             elif isinstance(entry.body, Said):
-                lines.append(f"#{entry.seq} {entry.author}: {entry.body.text}")
+                lines.append(f"#{entry.seq} {entry.author}: {prefix_lines(entry.body.text)}")
     if not lines:
         return None
     return ModelRequest(
@@ -52,14 +53,9 @@ def build_review_request(view: SessionContext, *, advice: str = "") -> ModelRequ
     )
 
 
-def list_citable_seqs(view: SessionContext) -> set[int]:
-    """Return the entries that a finding about this context may cite."""
-    return {
-        entry.seq
-        for exchange in view.turns
-        for entry in (*exchange.heard, *exchange.steps)
-        if isinstance(entry.body, Heard | Said)
-    }
+def _render_heard(entry: Entry, body: Heard, stubs: Collection[int]) -> str:
+    message = render_heard(entry, body, stubs)
+    return render_user_text(structs.replace(message, speaker=identify_speaker(entry, body)))
 
 
 def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
@@ -70,12 +66,12 @@ def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
         if match is None:
             continue
         try:
-            told = json.loads(match[0])
+            decoded = json.loads(match[0])
         except ValueError:
             continue
-        if not isinstance(told, dict):
+        if not isinstance(decoded, dict):
             continue
-        text, cites = told.get("note"), told.get("cites")
+        text, cites = decoded.get("note"), decoded.get("cites")
         if not isinstance(text, str) or not isinstance(cites, list):
             continue
         valid = tuple(seq for seq in cites if isinstance(seq, int) and not isinstance(seq, bool) and seq in known)

@@ -24,6 +24,10 @@ TOOL_WEIGHT: Final = 12
 IMAGE_WEIGHT: Final = 1_100
 """Between a thumbnail (85) and a full tile set (about 1,600)."""
 FILE_WEIGHT: Final = 20
+SPEAKER_WEIGHT: Final = 3
+"""For the brackets and the dot of a line that names a speaker."""
+PIECE_WEIGHT: Final = 16
+"""For the line that names the author of a quoted text."""
 
 MIN_OBSERVED_WEIGHT: Final = 64
 """The token count of a lighter request is dominated by the vendor's hidden preamble."""
@@ -57,8 +61,12 @@ def weigh_json(value: Any) -> int:
 
 def weigh_message(message: ModelMessage) -> int:
     weight = MESSAGE_WEIGHT + weigh_text(message.text)
-    if message.name:
-        weight += weigh_text(message.name) + 1
+    if message.name or message.speaker:
+        weight += weigh_text(message.name) + weigh_text(message.speaker) + SPEAKER_WEIGHT
+        weight += message.text.count("\n")
+    for piece in message.pieces:
+        weight += PIECE_WEIGHT + weigh_text(piece.by) + weigh_text(piece.name)
+        weight += weigh_text(piece.text) + piece.text.count("\n")
     for call in message.calls:
         weight += CALL_WEIGHT + weigh_text(call.tool) + weigh_json(call.arguments)
     for attachment in message.attachments:

@@ -32,6 +32,7 @@ MAX_ROUNDS: Final = 60
 MAX_TURN_ATTEMPTS: Final = 5
 """A turn that crashed this often ends failed."""
 
+NO_REFUSALS: Final[Mapping[str, str]] = {}
 UNKNOWN_OUTCOME_TEXT: Final = (
     "This was started before a restart, and it is unknown whether it was completed. "
     "Check before you do it again, and tell the person if it matters."
@@ -198,19 +199,24 @@ def rebuild_turn(
     return _apply_bodies(turn, bodies)
 
 
-def advance_turn(turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect]) -> tuple[TurnState, TurnAction]:
-    """Return the next action after `event`. `effects` has each tool's effect; a tool that is not in it is `once`."""
+def advance_turn(
+    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str] = NO_REFUSALS
+) -> tuple[TurnState, TurnAction]:
+    """Return the next action after `event`. `effects` has each tool's effect; a tool that is not in it is `once`.
+
+    `refusals` has the tools that this turn may not use, each with the reason that the model is told.
+    """
     assert not turn.ended, "a turn that has ended takes no more events"
     match event:
         case TurnOpened():
             if turn.attempts > MAX_TURN_ATTEMPTS:
                 return turn, _fail_turn(turn, f"it was started {turn.attempts - 1} times and never ended")
-            return turn, _choose_next_action(turn, effects)
+            return turn, _choose_next_action(turn, effects, refusals)
         case BodiesRecorded(bodies):
             turn = structs.replace(_apply_bodies(turn, bodies), resumed=False)
-            return turn, _choose_next_action(turn, effects)
+            return turn, _choose_next_action(turn, effects, refusals)
         case ModelAnswered(thought):
-            return turn, _choose_action_after_answer(turn, thought, effects)
+            return turn, _choose_action_after_answer(turn, thought, effects, refusals)
         case ToolFinished(returned):
             return turn, RecordBodies((returned,))
         case ModelUnreachable(reason=reason, retry_after=retry_after):
@@ -247,7 +253,7 @@ def _apply_bodies(turn: TurnState, bodies: tuple[EntryBody, ...]) -> TurnState:
     return turn
 
 
-def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect]) -> TurnAction:
+def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str]) -> TurnAction:
     """Return the first action that is not recorded yet."""
     if not turn.open_calls:
         if turn.rounds >= MAX_ROUNDS:
@@ -257,6 +263,8 @@ def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect]) -> T
     effect = effects.get(call.tool, ToolEffect.ONCE)
     called = turn.started_calls.get(call.id)
     if called is None:
+        if call.tool in refusals:
+            return RecordBodies((Returned(call=call.id, text=refusals[call.tool], error=True),))
         if effect is ToolEffect.PURE:
             return RunTool(call=call, key=_build_call_key(turn, call))
         return RecordBodies((_build_called(turn, call, effect),))
@@ -272,7 +280,9 @@ def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect]) -> T
             return RecordBodies((Returned(call=call.id, text=UNKNOWN_OUTCOME_TEXT, error=True, unknown=True),))
 
 
-def _choose_action_after_answer(turn: TurnState, thought: Thought, effects: Mapping[str, ToolEffect]) -> TurnAction:
+def _choose_action_after_answer(
+    turn: TurnState, thought: Thought, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str]
+) -> TurnAction:
     thought = structs.replace(thought, calls=_make_ids_distinct(thought.calls, turn.rounds))
     if not thought.calls:
         usage = turn.usage + thought.usage
@@ -292,7 +302,7 @@ def _choose_action_after_answer(turn: TurnState, thought: Thought, effects: Mapp
     first = thought.calls[0]
     effect = effects.get(first.tool, ToolEffect.ONCE)
     after = _apply_bodies(turn, (thought,))
-    if effect is ToolEffect.PURE:
+    if effect is ToolEffect.PURE or first.tool in refusals:
         return RecordBodies((thought,))
     return RecordBodies((thought, _build_called(after, first, effect)))
 

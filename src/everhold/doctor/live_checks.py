@@ -22,7 +22,14 @@ from everhold.engine.memory_client import MemoryClient
 from everhold.errors import EverholdError, NotFound
 from everhold.infra.home import Home
 from everhold.infra.plugins import PLATFORM_PLUGINS
-from everhold.ports.memory import MemoryBatch, MemoryCapability, MemoryNote, MemoryQuery
+from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryNote,
+    MemoryQuery,
+)
 from everhold.ports.model import Model, ModelMessage, ModelRequest
 from everhold.telemetry.logs import open_log
 
@@ -49,6 +56,14 @@ async def try_configuration(
             for name, account in accounts.items():
                 if (finding := await _try_account(home, platform, name, account)) is not None:
                     yield finding
+        for name, alias, identities in await app.peers.list_alias_problems():
+            text = f"the alias {alias} of {name} could mean {' or '.join(identities)}, so it has no effect"
+            yield DoctorFinding("memory", text, remedy=f"write the identity, for example {identities[0]}")
+        for row in await app.store.list_peers():
+            if row.shared:
+                text = f"{row.memory} has the peer {row.peer} for {row.identity} and others, so nobody recalls it"
+                remedy = f"everhold people peer {row.memory} {row.peer} --to {row.identity}"
+                yield DoctorFinding("memory", text, remedy=remedy, level="note")
         for agent in settings.agents.values():
             for memory in agent.memories:
                 finding = await _try_memory(app, memory.name, agent.name)
@@ -108,7 +123,7 @@ async def _try_round_trip(client: MemoryClient, instance: str, agent: str) -> Do
     """Write, find and delete a test note. If the memory cannot delete, check only its health."""
     if client.has_capability(MemoryCapability.HEALTH):
         health = await client.health()
-        if not health.well:
+        if not health.healthy:
             remedy = f"is it running? `everhold setup memory {instance}` asks for its address and key again"
             return DoctorFinding("memory", f"{instance} of {agent}: {health.text}", remedy=remedy)
     if not client.has_capability(MemoryCapability.FORGET) or instance == "builtin":
@@ -127,7 +142,7 @@ async def _try_round_trip(client: MemoryClient, instance: str, agent: str) -> Do
         stamp=stamp,
     )
     # remove the note itself, too, because a provider that shares names between people may not find the person
-    gone = structs.replace(note, key=f"doctor:{word}:gone", seq=2, action="remove", supersedes=note.key)
+    removal = structs.replace(note, key=f"doctor:{word}:gone", seq=2, action="remove", supersedes=note.key)
     try:
         await client.store(MemoryBatch(name=f"doctor-{word}", items=(note,)))
         await asyncio.sleep(client.visible_after)
@@ -141,11 +156,16 @@ async def _try_round_trip(client: MemoryClient, instance: str, agent: str) -> Do
         )
         found = await client.find(query)
     finally:
-        await client.store(MemoryBatch(name=f"doctor-{word}", items=(gone,), replaced={note.key: note.text}))
-        forgotten = await client.forget(person)
-    if forgotten.kept and any(word in item.text for item in await client.find(query)):
+        await client.store(MemoryBatch(name=f"doctor-{word}", items=(removal,), replaced={note.key: note.text}))
+        forgotten = await client.forget(
+            ErasureTarget(identities=(person,), keys=(note.key,), audiences=(stamp.audience,))
+        )
+        kept = [it for it in forgotten if it.state is ErasureState.CANNOT]
+    if kept and any(word in item.text for item in await client.find(query)):
         return DoctorFinding(
-            "memory", f"{instance} of {agent} did not delete the test note: {forgotten.kept[0]}", level="note"
+            "memory",
+            f"{instance} of {agent} did not delete the test note: {kept[0].what}: {kept[0].reason}",
+            level="note",
         )
     if not any(word in item.text for item in found):
         text = f"{instance} of {agent} stored a test note and did not find it"

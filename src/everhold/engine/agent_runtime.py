@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from everhold.core.inbox import BusyPolicy
 from everhold.core.memory_naming import SessionOrigin
 from everhold.core.memory_pacing import MemoryPacing
 from everhold.core.message_split import split_text
+from everhold.core.roles import PersonRole, ToolRule
 from everhold.core.tokens import (
     UNCALIBRATED,
     estimate_max_tokens,
@@ -35,7 +36,7 @@ from everhold.engine.memory_client import MemoryClient
 from everhold.ports.model import Model, ModelRequest, ToolSpec
 from everhold.ports.platform import Platform, SupportsDrafts
 from everhold.ports.store import BudgetSpend, Wakeup
-from everhold.ports.tool import Tool, ToolEffect
+from everhold.ports.tool import Tool, ToolEffect, get_access, is_acting
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 4_096
 """The assumed limit of an answer in tokens, if the configuration gives none."""
@@ -68,6 +69,14 @@ class RequestBlob:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolOffer:
+    """The tools that a turn may call, and how they are stored."""
+
+    specs: tuple[ToolSpec, ...]
+    blob: RequestBlob
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentRuntime:
     """One agent as it is configured now."""
 
@@ -83,6 +92,8 @@ class AgentRuntime:
     model_choices: tuple[str, ...] = ()
     """The names of the models that a session may choose."""
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
+    tool_needs: Mapping[str, PersonRole] = dataclasses.field(default_factory=dict)
+    """Tool -> a role that it needs in addition to what the table of roles says."""
     wait_for_tools: Callable[[], Awaitable[None]] | None = None
     """Waits, for a limited time, for tools that are starting. Ask for the runtime again afterwards."""
     memories: tuple[str, ...] = ()
@@ -144,6 +155,19 @@ class AgentRuntime:
         return {name: tool.effect for name, tool in self.tools.items()}
 
     @functools.cached_property
+    def acting_tools(self) -> frozenset[str]:
+        """The tools that have an effect outside the conversation."""
+        return frozenset(name for name, tool in self.tools.items() if is_acting(tool))
+
+    @functools.cached_property
+    def tool_rules(self) -> dict[str, ToolRule]:
+        """What the table of roles and the configuration say about each tool."""
+        lowest = PersonRole.STRANGER
+        return {
+            name: ToolRule(get_access(tool), self.tool_needs.get(name, lowest)) for name, tool in self.tools.items()
+        }
+
+    @functools.cached_property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
         """The descriptions of the tools for the model."""
         return tuple(tool.spec for tool in self.tools.values())
@@ -151,6 +175,21 @@ class AgentRuntime:
     @functools.cached_property
     def tools_blob(self) -> RequestBlob:
         return RequestBlob(msgspec.json.encode(self.tool_specs))
+
+    @functools.cached_property
+    def offers(self) -> dict[frozenset[str], ToolOffer]:
+        """The tools that turns were offered, by those that were refused to them."""
+        return {}
+
+    def offer_tools(self, refused: Collection[str] = ()) -> ToolOffer:
+        """Return the tools that a turn is offered: all except `refused`."""
+        if not refused:
+            return ToolOffer(specs=self.tool_specs, blob=self.tools_blob)
+        key = frozenset(refused)
+        if key not in self.offers:
+            specs = tuple(tool.spec for name, tool in self.tools.items() if name not in key)
+            self.offers[key] = ToolOffer(specs=specs, blob=RequestBlob(msgspec.json.encode(specs)))
+        return self.offers[key]
 
     @functools.cached_property
     def prompt_blob(self) -> RequestBlob:

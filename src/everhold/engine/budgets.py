@@ -57,22 +57,37 @@ class BudgetLedger:
         day = self.get_today()
         while True:
             before = self._release_count
-            spents = [await self.store.get_spend(limit.budget, day) for limit in bound]
+            members = [await self._list_shared_budgets(limit.budget) for limit in bound]
+            spents = [await self._read_spend(budgets, day) for budgets in members]
             if before == self._release_count:
                 break  # otherwise something was spent and released after we read the spent amounts, so we would miss it
         # No other task runs from here to the reservation, so two calls cannot both take the rest of a budget.
-        for limit, spent in zip(bound, spents, strict=True):
+        for limit, budgets, spent in zip(bound, members, spents, strict=True):
             usd = DailyBudget(
-                name=limit.budget, limit=limit.usd, spent=spent.usd, reserved=self._reserved_usd[limit.budget]
+                name=limit.budget,
+                limit=limit.usd,
+                spent=spent.usd,
+                reserved=sum(self._reserved_usd[budget] for budget in budgets),
             )
             self._raise_if_refused(reserve_amount([usd], worst.usd), "USD")
             tokens = DailyBudget(
-                name=limit.budget, limit=limit.tokens, spent=spent.tokens, reserved=self._reserved_tokens[limit.budget]
+                name=limit.budget,
+                limit=limit.tokens,
+                spent=spent.tokens,
+                reserved=sum(self._reserved_tokens[budget] for budget in budgets),
             )
             self._raise_if_refused(reserve_amount([tokens], worst.tokens), "tokens")
         for limit in bound:
             self._reserved_usd[limit.budget] += worst.usd
             self._reserved_tokens[limit.budget] += worst.tokens
+
+    async def _list_shared_budgets(self, budget: str) -> tuple[str, ...]:
+        """Return the budgets that count together: those of all identities of one person. Others count alone."""
+        return (await self.store.get_people()).list_same_authors(budget)
+
+    async def _read_spend(self, budgets: Sequence[str], day: str) -> WorstCaseCost:
+        spends = [await self.store.get_spend(budget, day) for budget in budgets]
+        return WorstCaseCost(usd=sum(it.usd for it in spends), tokens=sum(it.tokens for it in spends))
 
     def release(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
         self._release_count += 1

@@ -152,8 +152,8 @@ class ContextCache:
         self._contexts[session] = seen
         self._contexts.move_to_end(session)
         while len(self._contexts) > self.max_sessions:
-            gone, _ = self._contexts.popitem(last=False)
-            self._prefixes.pop(gone, None)
+            evicted, _ = self._contexts.popitem(last=False)
+            self._prefixes.pop(evicted, None)
 
     def extend_prefix(self, session: str, shown: tuple[ModelMessage, ...], *, system: str) -> RequestPrefix:
         """Return the sealed prefix of a request that begins with these messages. Most of it is usually cached."""

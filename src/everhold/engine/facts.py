@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 from everhold.core.entries import Entry, Erased, Noted
 from everhold.core.facts import Fact, build_fact_versions, find_version, is_fact_note, select_valid_facts
+from everhold.core.people import PeopleDirectory, can_hear
 from everhold.ports.store import Store
 
 PAGE_ENTRIES = 500
@@ -22,36 +23,49 @@ class FactCache:
         self._read_upto_pos = 0
         self._notes: dict[str, dict[tuple[str, int], Entry]] = {}
         """Agent -> its notes about facts, in commit order."""
-        self._superseding: dict[tuple[str, int], dict[int, frozenset[str]]] = {}
+        self._superseding: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}
         """(session, seq) of a note -> the notes of its session that replace it, and their audiences."""
         self._agents: dict[str, str] = {}
         self._facts_by_agent: dict[str, list[Fact]] = {}
+        self._people_version = -1
+        """The version of the people directory that the facts were computed with."""
         self._read_lock = asyncio.Lock()
 
-    async def list_valid(self, agent: str, present: Collection[str]) -> list[Fact]:
-        """Return the valid facts that everybody present may see."""
-        return select_valid_facts(await self.list_versions(agent), present)
+    async def list_valid(self, agent: str, audience: Collection[str]) -> list[Fact]:
+        """Return the valid facts that everybody in an audience may see."""
+        people = await self.store.get_people()
+        return select_valid_facts(await self.list_versions(agent), people.expand_audience(audience))
 
     async def list_versions(self, agent: str) -> list[Fact]:
         """Return every version of every fact of an agent."""
         await self._read_new_notes()
+        people = await self.store.get_people()
+        if people.version != self._people_version:
+            self._facts_by_agent.clear()
+            self._people_version = people.version
         if agent not in self._facts_by_agent:
-            self._facts_by_agent[agent] = build_fact_versions(self._notes.get(agent, {}).values(), agent=agent)
+            notes = self._notes.get(agent, {}).values()
+            self._facts_by_agent[agent] = build_fact_versions(notes, agent=agent, people=people)
         return self._facts_by_agent[agent]
+
+    async def get_people(self) -> PeopleDirectory:
+        return await self.store.get_people()
 
     async def find_retracted(self, agent: str, entries: Iterable[Entry]) -> set[tuple[str, int]]:
         """Return the places of those notes among the entries that were replaced or taken back."""
         noted = [entry for entry in entries if isinstance(entry.body, Noted)]
         facts = await self.list_versions(agent) if noted else []
-        return {(entry.session, entry.seq) for entry in noted if not self._is_in_force(entry, facts)}
+        people = await self.store.get_people()
+        return {(entry.session, entry.seq) for entry in noted if not self._is_in_force(entry, facts, people)}
 
-    def _is_in_force(self, entry: Entry, facts: Iterable[Fact]) -> bool:
+    def _is_in_force(self, entry: Entry, facts: Iterable[Fact], people: PeopleDirectory) -> bool:
         assert isinstance(entry.body, Noted)
         if is_fact_note(entry):
-            return find_version(entry, facts) is not None
+            return find_version(entry, facts, people) is not None
         superseding = self._superseding.get((entry.session, entry.seq), {}).values()
         # A note cannot take back another note whose audience includes people who are not in its own audience.
-        taken_back = any(audience and audience <= set(entry.body.stamp.audience) for audience in superseding)
+        heard_by = entry.body.stamp.audience
+        taken_back = any(can_hear(people.expand_audience(audience), heard_by, entry.at) for audience in superseding)
         return entry.body.action != "remove" and not taken_back
 
     async def _read_new_notes(self) -> None:
@@ -64,7 +78,7 @@ class FactCache:
     async def _add_entry(self, entry: Entry) -> None:
         if isinstance(entry.body, Noted) and entry.body.supersedes:
             place = entry.session, entry.body.supersedes
-            self._superseding.setdefault(place, {})[entry.seq] = frozenset(entry.body.stamp.audience)
+            self._superseding.setdefault(place, {})[entry.seq] = entry.body.stamp.audience
         if isinstance(entry.body, Erased):
             for (session, _), superseding in self._superseding.items():
                 for seq in entry.body.seqs if session == entry.session else ():

@@ -42,14 +42,14 @@ class Gates:
 
     async def retry_write(self, write: Callable[[], Awaitable[T]]) -> T:
         """Retry a write while the disk is full or another program holds the lock. In both cases nothing was written."""
-        told = False
+        was_logged = False
         while True:
             try:
                 return await write()
             except (StoreFull, StoreBusy) as error:
-                if not told:
+                if not was_logged:
                     self.log.warning("store.retrying", error=str(error))
-                told = True
+                was_logged = True
             await self.sleep(STORE_RETRY_SECONDS)
 
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:

@@ -1,12 +1,17 @@
 """The memory client: a provider as the engine sees it. Only this module knows which methods of a provider are optional.
 
 Missing methods have defaults, only declared capabilities are used, and every answer of the provider is checked.
+
+The client also records the liveness of the memory, as this process has seen it: the last success, since when it fails,
+and the last error. A memory whose searches fail repeatedly is paused for a while, so that no turn waits for it; a call
+now and then shows whether it is back. Storing is not paused, because its retry delays are in its cursor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -15,12 +20,16 @@ from typing import Any, Final, cast
 from msgspec import structs
 
 from everhold.core.entries import strip_surrogates, strip_surrogates_deep
+from everhold.core.peers import PeerRule
+from everhold.core.retry import retry_delay_seconds
 from everhold.engine.effects import call_plugin
-from everhold.engine.memory_liveness import CallLiveness, MemoryLiveness
 from everhold.errors import EverholdError, InDoubt, InvalidRequest, PartiallyDone, Refused, Transient
+from everhold.ports.clock import Clock
+from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     ExtendedMemoryProvider,
-    ForgetResult,
     MemoryBatch,
     MemoryCapability,
     MemoryHit,
@@ -29,6 +38,7 @@ from everhold.ports.memory import (
     MemoryRetraction,
     MemoryScope,
     MemoryUtterance,
+    ProviderDeletion,
     ProviderHealth,
     SessionSwitch,
 )
@@ -43,6 +53,9 @@ MAX_PROMPT_CHARS: Final = 8_000
 MAX_ADVICE_CHARS: Final = 8_000
 """Characters that a provider may add to the advice for a summary."""
 MAX_TOOLS: Final = 32
+MAX_FAILURES_IN_A_ROW: Final = 3
+"""After so many failures in a row a memory is paused."""
+MAX_REST_SECONDS: Final = 60.0
 _METHOD_BY_CAPABILITY: Final = {MemoryCapability.RETRACT: "store", MemoryCapability.JOBS: "store"}
 """Capabilities whose method has another name."""
 
@@ -69,10 +82,15 @@ class MemoryClient:
         self.capabilities = frozenset(self._parse_enum(MemoryCapability, it, "capability") for it in declared)
         if self.delivery is DeliveryGuarantee.PROBE:
             self.capabilities |= {MemoryCapability.PROBE}
+        if MemoryCapability.FORGET in self.capabilities:
+            self._require_method("confirm_deletions", "declares forget")
         for capability in sorted(self.capabilities):
             self._require_method(_METHOD_BY_CAPABILITY.get(capability, capability), f"declares {capability}")
         self.deadline = self._read_seconds("deadline", DEFAULT_DEADLINE_SECONDS, least=0.001)
         self.visible_after = self._read_seconds("visible_after", 0.0, least=0.0)
+        self.peer_rule = self._get_optional("peer_rule", None)
+        if self.peer_rule is not None and not isinstance(self.peer_rule, PeerRule):
+            raise self._build_error("its `peer_rule` is not a PeerRule")
         self._open_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -122,6 +140,19 @@ class MemoryClient:
             raise Transient(f"memory {self.instance} answered `probe` with {_describe_type(answer)}")
         return [*skipped, *(item.key for item in there if item.key in answer)]
 
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        """Delete the items of a batch, and return the keys that are still found."""
+        with self.hold_open():
+            left: object = await self._provider.remove(batch)
+        if not isinstance(left, Sequence) or isinstance(left, str | bytes):
+            raise InDoubt(f"memory {self.instance} answered `remove` with {_describe_type(left)}")
+        return [str(key) for key in left]
+
+    async def remove_session(self, name: str) -> str:
+        """Delete a session, and return why it was kept, if it was."""
+        with self.hold_open():
+            return str(await self._provider.remove_session(name))
+
     # -- optional methods --------------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -142,6 +173,12 @@ class MemoryClient:
             return ""
         text: object = call_plugin(f"prompt of memory {self.instance}", self._provider.prompt)
         return self._check_text(text, "prompt", most=MAX_PROMPT_CHARS)
+
+    def set_persona(self, persona: str) -> None:
+        """Pass on the agent's persona if the provider has a place for it."""
+        if self.has_capability(MemoryCapability.PERSONA):
+            hook = self._provider.set_persona
+            call_plugin(f"set_persona of memory {self.instance}", lambda: hook(persona))
 
     def signature(self) -> dict[str, str | int | float | bool | None] | None:
         """The values that require a new instance when they change. Raises InvalidRequest if the provider raised, or
@@ -168,16 +205,30 @@ class MemoryClient:
         with self.hold_open():
             await self._provider.session_switched(switch)
 
-    async def forget(self, person: str) -> ForgetResult:
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         with self.hold_open():
-            forgotten: object = await self._provider.forget(person)
-        if not isinstance(forgotten, ForgetResult):
-            raise InDoubt(f"memory {self.instance} answered `forget` with {_describe_type(forgotten)}")
-        return forgotten
+            answer: object = await self._provider.forget(target)
+        if not isinstance(answer, Sequence) or not all(isinstance(it, ProviderDeletion) for it in answer):
+            raise InDoubt(f"memory {self.instance} answered `forget` with {_describe_type(answer)}")
+        return list(answer)
 
-    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> dict[str, ErasureState]:
+        """Return the state of each deletion. A deletion that the provider does not name is still `asked`."""
         with self.hold_open():
-            async for item in self._provider.export(person):
+            answer: object = await self._provider.confirm_deletions(deletions)
+        if not isinstance(answer, Mapping):
+            raise Transient(f"memory {self.instance} answered `confirm_deletions` with {_describe_type(answer)}")
+        return {
+            it.id: state if isinstance(state := answer.get(it.id), ErasureState) else ErasureState.ASKED
+            for it in deletions
+        }
+
+    async def export(
+        self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
+    ) -> AsyncIterator[MemoryHit]:
+        options = {"peers": peers, "shared_peers": shared_peers} if self.peer_rule is not None else {}
+        with self.hold_open():
+            async for item in self._provider.export(person, **options):
                 yield self._check_hit(item)
 
     async def health(self) -> ProviderHealth:
@@ -294,7 +345,16 @@ def _is_number(value: object) -> bool:
 
 def _is_well_typed(item: MemoryHit) -> bool:
     """Return whether all fields have the declared types."""
-    texts: tuple[object, ...] = (item.text, item.session, item.person, item.key, item.author, item.kind, item.origin)
+    texts: tuple[object, ...] = (
+        item.text,
+        item.session,
+        item.person,
+        item.key,
+        item.author,
+        item.kind,
+        item.origin,
+        item.remote_id,
+    )
     for text in texts:
         if not isinstance(text, str):
             return False
@@ -310,3 +370,68 @@ def is_tool(thing: object) -> bool:
 
 def _describe_type(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}, which is not what was asked for"
+
+
+# -- liveness ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class CallLiveness:
+    """The outcomes of one kind of call: storing, or finding. Times are wall-clock times."""
+
+    last_success_at: float | None = None
+    failures: int = 0
+    """Failures in a row."""
+    failing_since: float | None = None
+    """The time of the first of them."""
+    error: str = ""
+    """The last error. It stays readable after a recovery."""
+    last_failure_at: float | None = None
+    rests_until: float = 0.0
+    """Until when no call is made."""
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failures > 0
+
+
+class MemoryLiveness:
+    """The liveness of one memory of one agent. It outlives the client, because a new client does not mean that the
+    service is back.
+    """
+
+    def __init__(self, *, clock: Clock, log: EventLogger) -> None:
+        self.clock = clock
+        self.log = log
+        self.store_calls = CallLiveness()
+        self.find_calls = CallLiveness()
+        self.hook_errors: dict[str, str] = {}
+        """Hook -> the error of its last call."""
+
+    @property
+    def is_failing(self) -> bool:
+        return self.store_calls.is_failing or self.find_calls.is_failing
+
+    def record_success(self, calls: CallLiveness) -> None:
+        if calls.is_failing:
+            what = "storing" if calls is self.store_calls else "finding"
+            self.log.info("memory.recovered", what=what, failures=calls.failures, since=calls.failing_since)
+        calls.last_success_at, calls.failures, calls.failing_since, calls.rests_until = self.clock.now(), 0, None, 0.0
+
+    def record_failure(self, calls: CallLiveness, error: str) -> None:
+        now = self.clock.now()
+        calls.failures += 1
+        calls.error, calls.last_failure_at = error, now
+        if calls.failing_since is None:
+            calls.failing_since = now
+            what = "storing" if calls is self.store_calls else "finding"
+            self.log.warning("memory.failing", what=what, error=error)
+        tries = calls.failures - MAX_FAILURES_IN_A_ROW
+        if tries >= 0:
+            wait = retry_delay_seconds(tries + 3, jitter=0.0)
+            calls.rests_until = now + min(MAX_REST_SECONDS, wait or MAX_REST_SECONDS)
+
+    def get_rest_seconds(self, calls: CallLiveness) -> float:
+        """Return for how many seconds no call should be made. A clock that went back ends the pause."""
+        left = calls.rests_until - self.clock.now()
+        return left if 0 < left <= MAX_REST_SECONDS else 0.0

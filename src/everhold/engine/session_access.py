@@ -1,23 +1,34 @@
-"""Find out to whom a session belongs, and who may bind an address to it. `core/access.py` decides."""
+"""Find out to whom a session belongs, and where it may continue: one session has one audience."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from enum import StrEnum
 from typing import Final
 
 from everhold.core import access
+from everhold.core.address import parse_address
 from everhold.core.entries import Entry, EntryKind, Heard, Stamp
+from everhold.core.people import PERSON_MEMBER, PeopleDirectory, can_hear
 from everhold.ports.store import Session, Store
 
 PAGE_ENTRIES: Final = 100
 
 
 async def find_session_owner(store: Store, session: Session) -> str | None:
-    """Return the owner of a session (`person:<id>`), empty if it has none. It never changes. None: no message was heard
-    yet.
+    """Return the owner of a session (`person:<identity>`), empty if it has none. It never changes. None: no message was
+    heard yet.
     """
     first, _ = await _find_first_entry(store, session)
     return None if first is None else access.derive_session_owner(first)
+
+
+async def is_foreign_session(
+    store: Store, session: Session, people: PeopleDirectory, identities: Collection[str]
+) -> bool:
+    """Return whether a session belongs to another person than one of these identities. A group's belongs to nobody."""
+    owner = (await find_session_owner(store, session) or "").removeprefix("person:")
+    return bool(owner) and any(not people.is_same_person(owner, identity) for identity in identities)
 
 
 async def find_last_stamp(store: Store, session: Session) -> Stamp:
@@ -37,21 +48,57 @@ async def find_last_stamp(store: Store, session: Session) -> Stamp:
         one, upto, window = await store.get_session(one.parent), one.parent_at, PAGE_ENTRIES
 
 
-async def can_bind_address(store: Store, session: Session, *, author: str, here: str) -> bool:
-    """Return whether `author` may bind the address `here` to a session, or to a branch of it."""
-    first, began = await _find_first_entry(store, session)
-    return access.can_bind_address(first, author=author, began=began, here=here)
+async def find_session_audience(store: Store, session: Session) -> tuple[tuple[str, ...], float]:
+    """Return who can read a session, and when it began.
+
+    The address at which it began and its first author decide, because every entry at that address has the same
+    audience. The author stays known after an erasure.
+    """
+    first = await store.list_entries(session.id, kinds=(EntryKind.HEARD,), limit=1) or await store.list_entries(
+        session.id, kinds=(EntryKind.CHANGED,), limit=1
+    )
+    if not first:
+        return (), 0.0
+    address = parse_address(session.address)
+    return access.compute_audience(address, first[0].author.removeprefix(PERSON_MEMBER)), first[0].at
 
 
-async def list_bindable_sessions(store: Store, *, author: str, agent: str, here: str) -> AsyncIterator[Session]:
-    """Return the sessions of an agent to which `author` may bind the address `here`, newest first."""
+class SessionFit(StrEnum):
+    """How a session fits the people who are present somewhere."""
+
+    SAME = "same"
+    """The same people can read both, so the session may continue there."""
+    SMALLER = "smaller"
+    """Fewer people are present, so a branch of the session may continue there."""
+    OTHER = "other"
+    """Somebody present cannot read the session."""
+
+
+async def compare_audience(store: Store, session: Session, *, audience: Collection[str]) -> SessionFit:
+    """Return how a session fits an audience. Links between identities count."""
+    people = await store.get_people()
+    theirs, since = await find_session_audience(store, session)
+    if not theirs:
+        return SessionFit.OTHER
+    if not can_hear(people.expand_audience(audience), theirs, since):
+        return SessionFit.OTHER
+    same = people.identify_audience(audience) == people.identify_audience(theirs)
+    return SessionFit.SAME if same else SessionFit.SMALLER
+
+
+async def list_fitting_sessions(
+    store: Store, *, author: str, agent: str, here: Stamp
+) -> AsyncIterator[tuple[Session, SessionFit]]:
+    """Return the sessions of an agent that `author` may continue at the address of `here`, newest first."""
     after = ""
+    authors = (await store.get_people()).list_same_authors(author)
     while page := await store.list_sessions_begun_by(
-        author=author, agent=agent, address=here, limit=PAGE_ENTRIES, after=after
+        authors=authors, agent=agent, address=here.address, limit=PAGE_ENTRIES, after=after
     ):
         for session in page:
-            if await can_bind_address(store, session, author=author, here=here):
-                yield session
+            fit = await compare_audience(store, session, audience=here.audience)
+            if fit is not SessionFit.OTHER:
+                yield session, fit
         after = page[-1].id
 
 

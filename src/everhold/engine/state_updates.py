@@ -1,15 +1,28 @@
-"""Update state records: read, decide, write under the version that was read, and decide again after a conflict."""
+"""Update state records and people: read, decide, write under the version that was read, and decide again after a
+conflict.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
+from everhold.core.people import (
+    PERSON_ID_BYTES,
+    PeopleDirectory,
+    PeopleEvent,
+    PeoplePlanner,
+    build_directory,
+    make_person_id,
+)
 from everhold.errors import Conflict
+from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step, Store
 
 MOST_CONFLICTS: Final = 8
 """How often in a row another writer may come first before the update is given up."""
+MOST_PEOPLE_CONFLICTS: Final = 1_000
+"""The same for people. Every stranger's first message changes them, and of colliding commits one always succeeds."""
 
 
 async def update_state_record(
@@ -44,3 +57,53 @@ async def update_state_record(
                 raise
         else:
             return value
+
+
+PlanPeople: TypeAlias = Callable[[PeopleDirectory, Callable[[], str], float], Sequence[PeopleEvent]]
+"""(directory, maker of person ids, time) -> the events to commit."""
+
+
+async def update_people(
+    store: Store, *, chance: RandomSource, at: float, by: str, plan: Callable[[PeoplePlanner], None]
+) -> Sequence[PeopleEvent]:
+    """Commit what `plan` adds to the planner, and return it."""
+
+    def plan_events(directory: PeopleDirectory, new_id: Callable[[], str], at: float) -> Sequence[PeopleEvent]:
+        planner = PeoplePlanner(directory, new_id=new_id, at=at, by=by)
+        plan(planner)
+        return planner.events
+
+    return await plan_people_update(store, chance=chance, at=at, plan=plan_events)
+
+
+async def plan_people_update(
+    store: Store, *, chance: RandomSource, at: float, plan: PlanPeople
+) -> Sequence[PeopleEvent]:
+    """Commit the events that `plan` returns for the present directory. If another writer comes first, plan again."""
+    conflicts = 0
+    while True:
+        directory = await store.get_people()
+        events = tuple(plan(directory, lambda: make_person_id(chance.bytes(PERSON_ID_BYTES)), at))
+        if not events:
+            return events
+        try:
+            await store.commit(Change(step=Step.PEOPLE, session="", at=at, people=events, people_epoch=directory.epoch))
+        except Conflict:
+            conflicts += 1
+            if conflicts == MOST_PEOPLE_CONFLICTS:
+                raise
+        else:
+            return events
+
+
+async def load_people_at(store: Store, epoch: int) -> PeopleDirectory:
+    """Return the people as they were at an epoch."""
+    present = await store.get_people()
+    if epoch >= present.version:
+        return present  # only strangers have come since
+    events: list[PeopleEvent] = []
+    while page := await store.list_people_events(after=events[-1].n if events else 0):
+        events += [event for event in page if event.n <= epoch]
+        if page[-1].n >= epoch:
+            break
+    return build_directory(events)

@@ -23,13 +23,16 @@ from everhold.engine.compression.preparation import MemoryCompressionPreparer
 from everhold.engine.context_cache import ContextCache
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.jobs import worker as jobs_worker
-from everhold.engine.memory import backfill
+from everhold.engine.memory import backfill, rekey
 from everhold.engine.memory.destination import MemoryDestination
+from everhold.engine.memory.peers import PeerRegistry, build_peer_registry
+from everhold.engine.memory.rekey_orders import load_rekey_orders
 from everhold.engine.outbox import drafts as outbox_drafts
 from everhold.engine.outbox.delivery import DeliveryWorker, Destination
 from everhold.engine.outbox.platform import SEND_DEADLINE_SECONDS, PlatformDestination
+from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.engine.turn import worker as turn_worker
-from everhold.engine.turn.context import TurnContext
+from everhold.engine.turn.execution import TurnContext
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup
 
@@ -58,17 +61,20 @@ class WorkerSupervisor:
         *,
         runtimes: AgentRuntimes,
         wakeups: Wakeups,
+        roles: RoleSource | None = None,
         get_today: Callable[[], str] = lambda: "",
         on_text: Callable[[str, int, str | None], None] | None = None,
         max_workers: int = 256,
         max_workers_per_consumer: int = 64,
         poll_seconds: float = POLL_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
+        peers: PeerRegistry | None = None,
         send_deadline: float = SEND_DEADLINE_SECONDS,
         draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
     ) -> None:
         self.gates = gates
         self.runtimes = runtimes
+        self.roles: RoleSource = roles or StampedRoles()
         self.wakeups = wakeups
         self.get_today = get_today
         self.on_text = on_text
@@ -78,6 +84,7 @@ class WorkerSupervisor:
         self.lease_seconds = lease_seconds
         self.send_deadline = send_deadline
         self.draft_deadline = draft_deadline
+        self.peers = peers or build_peer_registry(gates, runtimes)
         self.contexts = ContextCache()
         self.budgets = BudgetLedger(gates.store, get_today=get_today)
         self.preparer = MemoryCompressionPreparer(gates, runtimes=runtimes, wakeups=wakeups, budgets=self.budgets)
@@ -106,6 +113,7 @@ class WorkerSupervisor:
             consumers.PLATFORM: self._deliver_replies,
             consumers.MEMORY: self._deliver_to_memory,
             consumers.BACKFILL: self._deliver_history,
+            consumers.REKEY: self._rekey_memory,
         }
         """Kind of consumer -> the function that works on a claimed cursor; its arguments are the claim and the rest of
         the name.
@@ -316,8 +324,7 @@ class WorkerSupervisor:
 
     async def _work_on_cursor(self, claim: Claim) -> bool:
         """Work on a claimed cursor until nothing is due. True: it was released, and nothing is left to do in it."""
-        consumer = consumers.parse_consumer(claim.consumer)
-        kind, name = consumer
+        kind, name = consumers.parse_consumer(claim.consumer)
         work = self._workers.get(kind)
         if work is None:
             await self._release_cursor(claim, f"there is no worker for the consumer {claim.consumer}", seconds=3600.0)
@@ -336,13 +343,19 @@ class WorkerSupervisor:
             get_today=self.get_today,
             on_text=self.on_text,
             draft_deadline=self.draft_deadline,
+            roles=self.roles,
         )
         await turn_worker.TurnWorker(context).run()
         return context.is_idle
 
     async def _run_commands(self, claim: Claim, _: str) -> bool:
         await commands_worker.CommandWorker(
-            self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups, get_today=self.get_today
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            roles=self.roles,
+            wakeups=self.wakeups,
+            get_today=self.get_today,
         ).run()
         return False
 
@@ -366,6 +379,7 @@ class WorkerSupervisor:
             wakeups=self.wakeups,
             budgets=self.budgets,
             contexts=self.contexts,
+            roles=self.roles,
         ).run()
         return False
 
@@ -405,6 +419,28 @@ class WorkerSupervisor:
             rate_limit=self.backfill_rate_limits.setdefault(instance, backfill.BackfillRateLimit()),
             order=order,
             notes=runtime.note_cache,
+            peers=self.peers,
+        )
+        return await self.build_delivery_worker(claim, destination).run()
+
+    async def _rekey_memory(self, claim: Claim, instance: str) -> bool:
+        """Move a person's items in a memory to another peer."""
+        runtimes = self.runtimes
+        provider = runtimes.find_memory(instance, claim.agent)
+        if provider is None:
+            return await self._put_back_unattached(claim, instance)
+        orders, _ = await load_rekey_orders(self.gates.store, instance, claim.session)
+        runtime = runtimes.get_runtime(claim.agent, {})
+        destination = rekey.RekeyDestination(
+            self.gates,
+            provider,
+            current_provider=functools.partial(runtimes.find_memory, instance, claim.agent),
+            in_doubt_policy=runtimes.get_in_doubt_policy(consumers.memory_consumer(instance), claim.agent),
+            instance=instance,
+            choose_name=functools.partial(runtime.choose_memory_name, instance),
+            orders=orders,
+            notes=runtime.note_cache,
+            peers=self.peers,
         )
         return await self.build_delivery_worker(claim, destination).run()
 
@@ -425,6 +461,7 @@ class WorkerSupervisor:
             released_upto=self.released_upto,
             sends_notices=runtime.memory_notices,
             wakeups_for=runtime.list_platform_wakeups,
+            peers=self.peers,
         )
         worker = self.build_delivery_worker(claim, memory)
         rests = await worker.run()

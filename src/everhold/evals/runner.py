@@ -21,6 +21,7 @@ import msgspec
 from everhold.core import compression
 from everhold.core.context import render_messages
 from everhold.core.entries import Compressed, Entry, Heard, ModelUsage, Noted, Returned, Said, Thought, ToolCall
+from everhold.core.provenance import join_all_text
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.context_cache import load_context_at
 from everhold.errors import Overloaded
@@ -260,7 +261,9 @@ def _render_message(message: ModelMessage) -> str:
 def _render_entry(entry: Entry) -> str:
     """Return the text of an entry that records a message, a tool call or a result. Summaries give an empty text."""
     match entry.body:
-        case Heard(text=text) | Noted(text=text) | Said(text=text) | Returned(text=text):
+        case Heard():
+            return join_all_text(entry.body)
+        case Noted(text=text) | Said(text=text) | Returned(text=text):
             return text
         case Thought(text=text, calls=calls):
             return text + "".join(f"\n{call.tool} {msgspec.json.encode(call.arguments).decode()}" for call in calls)

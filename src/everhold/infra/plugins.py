@@ -58,11 +58,14 @@ class InstalledPlugin:
 
     name: str
     package: str
+    """Empty if the plug-in is named by its import path."""
     version: str
     target: str
     """module:attribute"""
 
     def __str__(self) -> str:
+        if not self.package:
+            return repr(self.target)
         return f"{self.name!r} of {self.package} {self.version} ({self.target})"
 
 
@@ -96,7 +99,7 @@ class PluginCatalogue(Generic[T]):
 
     def _find_plugin(self, name: str) -> InstalledPlugin:
         if ":" in name:
-            return InstalledPlugin(name=name, package="this Python", version="", target=name)
+            return InstalledPlugin(name=name, package="", version="", target=name)
         installed = self.list_plugins()
         fitting = [plugin for plugin in installed if plugin.name == name]
         match fitting:
@@ -140,7 +143,7 @@ def _build_plugin(entry: EntryPoint) -> InstalledPlugin:
 def _render_import_remedy(plugin: InstalledPlugin, error: BaseException) -> str:
     if plugin.package == "everhold" and isinstance(error, ImportError):
         return _render_install_remedy(plugin.name)
-    if plugin.package == "this Python":
+    if not plugin.package:
         return "check the spelling, and that the module can be imported from here"
     return f"pip install --upgrade {plugin.package}, or pip uninstall {plugin.package}"
 

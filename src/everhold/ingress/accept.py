@@ -11,18 +11,32 @@ import msgspec
 from msgspec import structs
 
 from everhold.core.access import AdmissionDecision, compute_audience, format_sender_name, is_acknowledgement, is_notice
-from everhold.core.address import derive_address
+from everhold.core.address import Address, derive_address
 from everhold.core.commands import MESSAGE_COMMANDS, parse_command
-from everhold.core.consumers import COMMANDS, TURN
-from everhold.core.entries import ChatLocation, EntryDraft, Heard, Stamp, strip_surrogates, strip_surrogates_deep
+from everhold.core.consumers import BACKLINKS, COMMANDS, TURN
+from everhold.core.entries import (
+    AddressBound,
+    Changed,
+    ChatLocation,
+    EntryDraft,
+    Heard,
+    Stamp,
+    strip_surrogates,
+    strip_surrogates_deep,
+)
 from everhold.core.ids import make_session_id
+from everhold.core.people import PERSON_ID_BYTES, make_person_id
+from everhold.core.provenance import can_start_turn
 from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.memory.peers import PeerRegistry
+from everhold.engine.session_access import find_session_owner, is_foreign_session
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
 from everhold.ports.store import (
     Change,
     CommitResult,
+    FirstSeen,
     SessionOpening,
     StateNamespace,
     StateWrite,
@@ -47,6 +61,8 @@ class KnownChat(NamedTuple):
     stamp: Stamp
     author: str
     bound: tuple[str, str]
+    left: str = ""
+    """The session of another person that the address led to before."""
 
 
 class OffsetVersion:
@@ -59,7 +75,11 @@ class OffsetVersion:
 class MessageAcceptor:
     """Accepts messages, one commit per message. A repeated delivery is recognised; an edit is a new message."""
 
-    def __init__(self, gates: Gates, *, admit: AdmitMessage, wakeups: Wakeups) -> None:
+    def __init__(
+        self, gates: Gates, *, admit: AdmitMessage, wakeups: Wakeups, peers: PeerRegistry | None = None
+    ) -> None:
+        """`peers` records how memories call the speaker, in the commit of the first message."""
+        self.peers = peers
         self.gates = gates
         self.admit = admit
         self.wakeups = wakeups
@@ -169,24 +189,32 @@ class MessageAcceptor:
         if known is None:
             known, opens = await self._find_or_open_session(incoming, admission, at)
             new = True
-        session, stamp, author, bound = known
+        session, stamp, author, bound, left = known
         body = build_heard(incoming, stamp, admission)
         wakeup = COMMANDS if body.command else TURN
-        entries = (EntryDraft(body=body, author=author, dedup=build_dedup_key(incoming)),)
+        entries: tuple[EntryDraft, ...] = (EntryDraft(body=body, author=author, dedup=build_dedup_key(incoming)),)
+        if left:
+            rebound = Changed(change=AddressBound(address=stamp.address, previous=left, by="unlink"))
+            entries = (EntryDraft(body=rebound, author="system"), *entries)
+        peers = await self.peers.list_first_records(admission.agent, admission.identity) if self.peers else ()
         state_writes, known_offset = await self._move_offset(incoming)
         if incoming.state_write is not None:
             state_writes += (incoming.state_write,)
         # A worker is reserved from here on, so nothing may fail before the commit.
         wakeups = self.wakeups.reserve_workers(_WAKEUPS[wakeup]) if body.asks else ()
+        if left:
+            wakeups += (Wakeup(consumer=BACKLINKS),)
         change = Change(
             step=Step.ACCEPT,
             session=session,
             at=at,
             opens=opens,
-            bound=bound if opens is None else None,
+            bound=bound if opens is None and not left else None,
             entries=entries,
             wakeups=wakeups,
             state_writes=state_writes,
+            first_seen=self._note_first_seen(admission),
+            peers=peers,
             blobs=incoming.files,
         )
         try:
@@ -197,21 +225,28 @@ class MessageAcceptor:
             self._known_chats.pop(whereabouts, None)
             self._forget_offset(incoming, known_offset)
             raise
-        if new:
+        if new and not left:
             if len(self._known_chats) >= MAX_KNOWN_CHATS:
                 self._known_chats.clear()
             self._known_chats[whereabouts] = known
         if done.duplicate:
             outcome = "differs" if done.differs else "duplicate"
             if done.differs:
-                gates.log.warning("message.conflicting", session=done.session, seq=done.seqs[0])
-            return AcceptResult(outcome=outcome, session=done.session, seq=done.seqs[0])
+                gates.log.warning("message.conflicting", session=done.session, seq=done.seqs[-1])
+            return AcceptResult(outcome=outcome, session=done.session, seq=done.seqs[-1])
         if opens is not None:
             gates.log.info("session.bound", session=session, address=stamp.address)
-        gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
+        gates.log.info("message.accepted", session=session, seq=done.seqs[-1], asks=body.asks)
         if wakeup != TURN or not done.claims:  # otherwise the turn of the session begins now and reads everything
             self.wakeups.notify(session, work=body.asks and not done.claims)
-        return AcceptResult(outcome="accepted", session=session, seq=done.seqs[0])
+        return AcceptResult(outcome="accepted", session=session, seq=done.seqs[-1])
+
+    def _note_first_seen(self, admission: AdmissionDecision) -> tuple[FirstSeen, ...]:
+        """Return what makes the person of an identity that was never heard before."""
+        if not admission.is_new_identity:
+            return ()
+        person = make_person_id(self.gates.chance.bytes(PERSON_ID_BYTES))
+        return (FirstSeen(identity=admission.identity, person=person),)
 
     async def _find_or_open_session(
         self, incoming: IncomingMessage, admission: AdmissionDecision, at: float
@@ -232,17 +267,39 @@ class MessageAcceptor:
         )
         address = str(place)
         found = await gates.store.get_bound_session(address)
+        left = "" if found is None or not await self._is_foreign(found[0], admission, place) else found[0]
+        if left:
+            found = await self._find_earlier_session(address, admission)
         session, title = found or (make_session_id(at, gates.chance.bytes(10)), "")
         stamp = Stamp(
-            person=admission.person,
-            audience=compute_audience(place, admission.person),
+            person=admission.identity,
+            audience=compute_audience(place, admission.identity),
             address=address,
             title=title,
             directory=incoming.directory,
             repo=incoming.repo,
         )
-        known = KnownChat(session, stamp, f"person:{admission.person}", (address, title))
-        return known, None if found else SessionOpening(agent=admission.agent, address=address)
+        known = KnownChat(session, stamp, f"person:{admission.identity}", (address, title), left)
+        opens = SessionOpening(agent=admission.agent, address=address, bind=not left)
+        return known, opens if found is None else None
+
+    async def _is_foreign(self, session: str, admission: AdmissionDecision, place: Address) -> bool:
+        """Return whether a direct chat leads to the session of another person, because an identity was unlinked."""
+        store = self.gates.store
+        people = await store.get_people()
+        if place.kind != "dm" or not people.has_parted_since(admission.identity):
+            return False
+        return await is_foreign_session(store, await store.get_session(session), people, (admission.identity,))
+
+    async def _find_earlier_session(self, address: str, admission: AdmissionDecision) -> tuple[str, str] | None:
+        """Return the session that the sender had at an address before it led to another person's, with its title."""
+        store = self.gates.store
+        authors = (await store.get_people()).list_same_authors(f"person:{admission.identity}")
+        found = await store.list_sessions_begun_by(authors=authors, agent=admission.agent, address=address)
+        for session in found:
+            if session.address == address and await find_session_owner(store, session) in authors:
+                return session.id, session.title
+        return None
 
     async def _commit_and_start_workers(self, change: Change) -> CommitResult:
         """Commit, and start workers for the claimed cursors, even if the caller was cancelled."""
@@ -271,10 +328,11 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
     idle = incoming.notice or (bot and (is_acknowledgement(text) or is_notice(text)))
     command = admission.command
     ordered = command is not None
-    meant = ordered or incoming.addressed or admission.always_answered
+    own = can_start_turn(text, attachments, incoming.pieces, direct=incoming.kind == "dm")
+    meant = ordered or (own and (incoming.addressed or admission.always_answered))
     asks = meant and admission.asks and (ordered or not idle) and incoming.event != UNPARSED_EVENT
-    if asks and not ordered and not bot:
-        command = parse_command(text)
+    if asks and not ordered and not bot and incoming.event != SCHEDULED_EVENT:
+        command = parse_command(text)  # a schedule sends messages; nobody gives a command at that time
     busy = ""
     if command is not None and command.name in MESSAGE_COMMANDS and (command.argument or attachments):
         busy, text, command = command.name, command.argument, None
@@ -283,7 +341,7 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
         text=text,
         asks=asks,
         sender=name,
-        speaker=sender if sender != stamp.person else "",
+        speaker=sender,
         bot=bot,
         hops=max(incoming.hops, admission.hops),
         revision=incoming.revision,
@@ -293,6 +351,8 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
         scheduled=incoming.event == SCHEDULED_EVENT,
         busy=busy,
         stamp=stamp,
+        pieces=tuple(map(strip_surrogates_deep, incoming.pieces)) if incoming.pieces else (),
+        role=admission.role,
     )
 
 

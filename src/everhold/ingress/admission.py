@@ -9,8 +9,8 @@ chat until a human lifts it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -19,15 +19,24 @@ from everhold.config.settings import ChatSettings
 from everhold.core import access
 from everhold.core.access import AdmissionDecision, IdentifiedSender
 from everhold.core.address import derive_address, parse_address
-from everhold.core.commands import ALONE, BARRED, QUIETLY, needs_owner_in_group, parse_command
+from everhold.core.commands import ALONE, QUIETLY, get_command_roles, parse_command
 from everhold.core.consumers import COMMANDS, TURN
 from everhold.core.entries import ChatCommand, ChatLocation, EntryDraft, EntryKind, Heard, Stamp
+from everhold.core.people import PeopleDirectory, build_identity
+from everhold.core.roles import find_place
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import EverholdError, Transient
 from everhold.ingress.accept import build_dedup_key
-from everhold.ingress.chat_aliases import ChatAliases
-from everhold.ingress.dm_owners import DmOwners
+from everhold.ingress.chat_records import ChatAliases, DmOwners
 from everhold.ingress.pairing import PairingRegistry
+from everhold.ingress.people import PeopleRegistry
+from everhold.ingress.roles import (
+    LOCAL_PLATFORMS,
+    ChatSender,
+    RoleFinder,
+    find_configured,
+    identify_person,
+)
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import (
@@ -40,11 +49,6 @@ from everhold.ports.platform import (
 )
 from everhold.ports.store import Change, StateNamespace, Step, Store, Wakeup, make_state_scope, split_state_scope
 
-T = TypeVar("T")
-
-AGENT_PLATFORM: Final = "agent"
-LOCAL_PLATFORMS: Final = frozenset({"terminal", "http", AGENT_PLATFORM})
-"""Platforms whose server has already authenticated the sender."""
 MAX_ENTRIES_BACK: Final = 200
 """How many entries back a message of a human is searched."""
 MAX_REPORTED_LOOPS: Final = 1_000
@@ -67,7 +71,10 @@ class AdmissionControl:
         chance: RandomSource,
         log: EventLogger,
         chat_aliases: ChatAliases | None = None,
+        people: PeopleRegistry | None = None,
+        load_settings: Callable[[], Awaitable[Settings]] | None = None,
     ) -> None:
+        """`load_settings` returns the settings for a worker, after an edit of the file was applied."""
         self._settings = settings
         self._store = store
         self._platforms = platforms
@@ -76,7 +83,10 @@ class AdmissionControl:
         self._log = log
         self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
         self._dm_owners = DmOwners(store, clock=clock)
-        self.pairing = PairingRegistry(store, clock=clock, chance=chance, log=log)
+        self.people = people or PeopleRegistry(store, clock=clock, chance=chance, log=log)
+        self.pairing = PairingRegistry(store, people=self.people, clock=clock, chance=chance, log=log)
+        self.roles = RoleFinder(store, pairing=self.pairing, load_settings=load_settings or self._apply_people)
+        """Tells the workers which role a sender has now."""
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
         """(agent, platform, chat) of broken loops -> how often agents answered each other, and when last."""
         self._halts: dict[tuple[str, str], str] | None = None
@@ -84,105 +94,101 @@ class AdmissionControl:
 
     async def __call__(self, incoming: IncomingMessage) -> AdmissionDecision:
         settings, origin = self._settings(), incoming.origin
-        speaker = await self.identify_sender(incoming, settings)
+        await self.people.apply_settings(settings)
+        people = await self._store.get_people()
+        speaker = identify_sender(incoming, people)
         account = settings.platforms.get(origin.platform, {}).get(origin.account)
         first = await self._chat_aliases.find_first_id(origin.platform, origin.chat)
-        chat = _find_configured(account.chats, origin.chat, first) if account is not None else None
+        chat = find_configured(account.chats, origin.chat, first) if account is not None else None
         agent = _choose_agent(incoming, account, chat, settings)
         if incoming.event == SCHEDULED_EVENT:
             _check_configured(incoming, agent, account, settings)
         if agent not in settings.agents:
-            return AdmissionDecision(agent=agent, person=speaker.person, refusal=f"there is no agent {agent!r}")
+            return AdmissionDecision(agent=agent, identity=speaker.identity, refusal=f"there is no agent {agent!r}")
         sessions = settings.agents[agent].sessions
         if chat is not None:
             sessions = chat.sessions or sessions
         found = AdmissionDecision(
-            agent=agent, person=speaker.person, group=sessions.group, threads=sessions.thread, chat=first
+            agent=agent,
+            identity=speaker.identity,
+            people_version=people.version,
+            is_new_identity=speaker.identity not in people.identities,
+            group=sessions.group,
+            threads=sessions.thread,
+            chat=first,
         )
-        if origin.platform not in LOCAL_PLATFORMS:
+        sender = ChatSender(
+            speaker=speaker,
+            sender=incoming.sender,
+            agent=agent,
+            platform=origin.platform,
+            account=origin.account,
+            is_direct=incoming.kind == "dm",
+            chats=(origin.chat, first),
+        )
+        if origin.platform in LOCAL_PLATFORMS:
+            found = await self._add_role(found, sender, settings)
+        else:
             if account is None:
                 return msgspec.structs.replace(found, refusal=f"{origin.platform}/{origin.account} is not connected")
             if incoming.event == UNPARSED_EVENT:
                 return msgspec.structs.replace(found, asks=False)
-            found = await self._check_access(incoming, found, speaker, account, settings)
+            found = await self._check_access(incoming, found, sender, account, settings)
             if not (found.refusal or found.ignored) and incoming.kind == "dm":
-                found = await self._check_dm_owner(incoming, found, speaker, settings)
+                found = await self._check_dm_owner(incoming, found, speaker, people)
             if found.refusal or found.ignored:
                 return found
         return await self._check_loops(incoming, found, speaker, settings)
 
-    async def identify_sender(self, incoming: IncomingMessage, settings: Settings) -> IdentifiedSender:
-        """Return the sender: by the configuration, by a proven link, or else by the id on this platform."""
-        origin = incoming.origin
-        identity = f"{origin.platform}:{incoming.sender}"
-        if person := await self._find_person(identity, settings):
-            return IdentifiedSender(identity=identity, person=person, verified=True)
-        # On a local platform the sender's name identifies the person. Elsewhere only the id does.
-        local = origin.platform in LOCAL_PLATFORMS
-        # An agent may have the same name as a person, but is not that person.
-        named = local and origin.platform != AGENT_PLATFORM
-        return IdentifiedSender(identity=identity, person=incoming.sender if named else identity, verified=local)
+    async def _apply_people(self) -> Settings:
+        settings = self._settings()
+        await self.people.apply_settings(settings)
+        return settings
 
-    async def _find_person(self, identity: str, settings: Settings) -> str | None:
-        return settings.identities.get(identity) or await self._store.get_person(identity)
+    async def _add_role(self, found: AdmissionDecision, sender: ChatSender, settings: Settings) -> AdmissionDecision:
+        """Return the decision with the sender's role, or with a refusal if the sender may not speak."""
+        role = await self.roles.compute_role(sender, settings)
+        if role is None:
+            return msgspec.structs.replace(found, refusal=f"{sender.speaker.identity} is not allowed here")
+        return msgspec.structs.replace(found, role=role)
 
     async def _check_access(
         self,
         incoming: IncomingMessage,
         found: AdmissionDecision,
-        speaker: IdentifiedSender,
+        sender: ChatSender,
         account: AccountSettings,
         settings: Settings,
     ) -> AdmissionDecision:
-        origin, owners = incoming.origin, settings.access.owners
-        direct = incoming.kind == "dm"
-        allowed = (
-            account.access.direct if direct else _find_configured(account.access.groups, origin.chat, found.chat) or ()
-        )
-        admitted = access.can_speak(speaker, allowed, owners=owners)
-        if direct and not admitted:
-            admitted = await self.pairing.is_admitted(origin.platform, origin.account, incoming.sender)
+        found = await self._add_role(found, sender, settings)
+        admitted = not found.refusal
         command = None if incoming.bot else parse_command(incoming.text)
-        if direct and command is not None and command.name == "link" and (admitted or command.argument):
-            if answer := await self.pairing.link_identity(speaker, command.argument, admitted=admitted):
-                self.send_outside_session(origin, answer)
+        if sender.is_direct and command is not None and command.name == "link" and (admitted or command.argument):
+            if answer := await self.pairing.answer_link_command(sender.speaker, command.argument, admitted=admitted):
+                self.send_outside_session(incoming.origin, answer)
             return msgspec.structs.replace(found, refusal="it was a link command")
         if not admitted:
-            if direct and settings.access.pairing and not incoming.bot:
+            if sender.is_direct and settings.access.pairing and not incoming.bot:
                 await self._answer_pairing_request(incoming)
-            return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not allowed here")
-        return found if direct else self._in_group(incoming, found, speaker, account, settings)
+            return found
+        return found if sender.is_direct else self._check_group_message(incoming, found, account, settings)
 
-    def _in_group(
-        self,
-        incoming: IncomingMessage,
-        found: AdmissionDecision,
-        speaker: IdentifiedSender,
-        account: AccountSettings,
-        settings: Settings,
+    def _check_group_message(
+        self, incoming: IncomingMessage, found: AdmissionDecision, account: AccountSettings, settings: Settings
     ) -> AdmissionDecision:
-        """Decide whether a group message asks for an answer, and whether the sender may use its command."""
-        origin = incoming.origin
-        command = None if incoming.bot else parse_command(incoming.text)
+        """Decide whether a group message asks for an answer."""
         manners = account.groups
-        chat = _find_configured(account.chats, origin.chat, found.chat)
+        chat = find_configured(account.chats, incoming.origin.chat, found.chat)
         if chat is not None:
             manners = chat.groups or manners
         order = self._parse_halt_order(incoming, settings)
         asks = incoming.addressed or manners.answer == "always" or order is not None
         if not asks and not manners.observe:
             return msgspec.structs.replace(found, ignored=True)
-        found = msgspec.structs.replace(found, asks=asks, always_answered=manners.answer == "always")
-        if (
-            command is not None
-            and needs_owner_in_group(command)
-            and not access.is_owner(speaker, settings.access.owners)
-        ):
-            return msgspec.structs.replace(found, command=ChatCommand(name=BARRED, argument=command.name))
-        return found
+        return msgspec.structs.replace(found, asks=asks, always_answered=manners.answer == "always")
 
     async def _check_dm_owner(
-        self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, settings: Settings
+        self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, people: PeopleDirectory
     ) -> AdmissionDecision:
         """Give a direct chat that can change hands to the person who was heard there first. Another person gets a
         separate conversation.
@@ -202,8 +208,7 @@ class AdmissionControl:
             there: object = self._platforms.get((platform, account))
             if isinstance(there, SupportsPresence) and not await there.is_alone_with(origin, sender):
                 return msgspec.structs.replace(found, refusal=f"{speaker.identity} is no longer alone in that chat")
-        theirs = first in ("", sender, speaker.person)
-        if theirs or await self._find_person(f"{platform}:{first}", settings) == speaker.person:
+        if first in ("", sender) or people.is_same_person(build_identity(platform, first), speaker.identity):
             return found
         return msgspec.structs.replace(found, separate_conversation=True)
 
@@ -217,9 +222,12 @@ class AdmissionControl:
             if (word := order or self._parse_link(incoming)) is not None:
                 return msgspec.structs.replace(found, command=ChatCommand(name=ALONE, argument=word))
         elif order is not None:
-            if not await self._is_repeated(incoming):
+            command = ChatCommand(name=order)
+            place = find_place(is_direct=incoming.kind == "dm", has_own_session=_has_own_session(incoming, found))
+            # The command worker tells a sender who may not do this what is missing.
+            if get_command_roles(command)[place].allows(found.role) and not await self._is_repeated(incoming):
                 await self._apply_halt_order(incoming, found, speaker, order)
-            return msgspec.structs.replace(found, command=ChatCommand(name=order), asks=True)
+            return msgspec.structs.replace(found, command=command, asks=True)
         hops = incoming.hops
         if not incoming.bot:
             self.loops.pop((found.agent, origin.platform, origin.chat), None)
@@ -297,7 +305,7 @@ class AdmissionControl:
         halted = await self._load_halts()
         value: str | None = None
         if order == "halt":
-            by = {"by": speaker.person, "at": self._clock.now()}
+            by = {"by": speaker.identity, "at": self._clock.now()}
             value = msgspec.json.encode(by).decode()
         # The last order counts, whoever gave the one before.
         await update_state_record(
@@ -309,13 +317,13 @@ class AdmissionControl:
             decide=lambda _: value,
         )
         if order == "halt":
-            halted[(origin.platform, found.chat)] = speaker.person
+            halted[(origin.platform, found.chat)] = speaker.identity
             await self._spread_halt(incoming, found, speaker)
         else:
             halted.pop((origin.platform, found.chat), None)
             self.loops = {key: it for key, it in self.loops.items() if key[1:] != (origin.platform, origin.chat)}
         self._log.info(
-            "chat.halted" if order == "halt" else "chat.resumed", platform=origin.platform, by=speaker.person
+            "chat.halted" if order == "halt" else "chat.resumed", platform=origin.platform, by=speaker.identity
         )
 
     async def _spread_halt(
@@ -333,10 +341,11 @@ class AdmissionControl:
                 origin=incoming.origin,
                 text=incoming.text,
                 command=ChatCommand(name="halt", argument=QUIETLY),
-                stamp=Stamp(person=speaker.person, audience=(f"chat:{session.address}",), address=session.address),
+                stamp=Stamp(person=speaker.identity, audience=(f"chat:{session.address}",), address=session.address),
+                role=found.role,
             )
             key = f"halt:{session.id}:{incoming.origin.account}:{incoming.origin.message}"
-            draft = EntryDraft(body=body, author=f"person:{speaker.person}", dedup=key)
+            draft = EntryDraft(body=body, author=f"person:{speaker.identity}", dedup=key)
             wakeups = (Wakeup(consumer=COMMANDS),)
             at = self._clock.now()
             await self._store.commit(
@@ -406,9 +415,13 @@ class AdmissionControl:
         }
 
 
-def _find_configured(given: Mapping[str, T], *names: str) -> T | None:
-    """Return the configuration of a chat, under any of its ids."""
-    return next((given[name] for name in names if name in given), None)
+def identify_sender(incoming: IncomingMessage, people: PeopleDirectory) -> IdentifiedSender:
+    """Return the sender with the name of the person, if a proof links the identity to one."""
+    return identify_person(build_identity(incoming.origin.platform, incoming.sender), people)
+
+
+def _has_own_session(incoming: IncomingMessage, found: AdmissionDecision) -> bool:
+    return (found.threads if incoming.origin.thread else found.group) == "per-person"
 
 
 def _check_configured(

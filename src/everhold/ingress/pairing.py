@@ -14,8 +14,10 @@ from msgspec import Struct
 from everhold.core import pairing
 from everhold.core.access import IdentifiedSender
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount
+from everhold.core.people import IdentityProof
 from everhold.engine.state_updates import MOST_CONFLICTS, update_state_record
 from everhold.errors import Conflict, InvalidRequest, NotFound
+from everhold.ingress.people import PeopleRegistry
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
 from everhold.ports.store import (
@@ -40,8 +42,11 @@ _CODE_RANDOM_BYTES: Final = 64
 class PairingRegistry:
     """The registry of pairing requests and admitted identities."""
 
-    def __init__(self, store: Store, *, clock: Clock, chance: RandomSource, log: EventLogger) -> None:
+    def __init__(
+        self, store: Store, *, people: PeopleRegistry, clock: Clock, chance: RandomSource, log: EventLogger
+    ) -> None:
         self._store = store
+        self._people = people
         self._clock = clock
         self._chance = chance
         self._log = log
@@ -125,6 +130,8 @@ class PairingRegistry:
     async def approve_code(self, code: str, *, person: str = "") -> dict[str, Any]:
         """Admit the identity that holds this code; as `person`, if one is given. A code is valid once."""
         now = self._clock.now()
+        if person:
+            await self._people.require_person(person)
         if pairing.is_locked(await self._count_wrong(APPROVE), now):
             raise InvalidRequest("too many wrong codes", remedy="wait ten minutes; strangers get a new code then")
         conflicts = 0
@@ -139,15 +146,15 @@ class PairingRegistry:
     async def _approve(self, code: str, now: float, *, person: str) -> dict[str, Any]:
         for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST):
             request = _decode_record(record, PairingRequest)
-            whose = _describe_identity(record)
-            if request is None or not pairing.is_code_match(request.digest, code, whose=whose["identity"]):
+            described = _describe_identity(record)
+            if request is None or not pairing.is_code_match(request.digest, code, whose=described["identity"]):
                 continue
             if not pairing.is_code_valid(request.at, now):
                 raise InvalidRequest(
                     "this code is too old", remedy="the stranger gets a new code by writing again in an hour"
                 )
-            before = await self._store.get_person(whose["identity"])
-            grant = PairingGrant(at=now, name=request.name, person=person if person != before else "")
+            await self._require_changeable(described["identity"], person)
+            grant = PairingGrant(at=now, name=request.name)
             granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, record.key, scope=record.scope)
             let_in = StateWrite(
                 namespace=StateNamespace.PAIRING_GRANT,
@@ -159,34 +166,56 @@ class PairingRegistry:
             used = record.replace_with(_encode(msgspec.structs.replace(request, digest="")))
             # Commit the grant before the link, because revoking the grant also removes the link.
             await self._commit(used, let_in)
-            if grant.person:
-                await self._store.link_identity(whose["identity"], person, at=now)
-            self._log.info("pairing.approved", platform=whose["platform"], account=whose["account"], sender=record.key)
-            return {**whose, "name": request.name, "person": person, "chat": request.chat}
+            await self._prove_identity(described["identity"], person)
+            self._log.info(
+                "pairing.approved", platform=described["platform"], account=described["account"], sender=record.key
+            )
+            return {**described, "name": request.name, "person": person, "chat": request.chat}
         await self._count_wrong_code(now)
         raise NotFound(
             "there is no pairing request with this code",
             remedy="see `everhold pairing list`; codes are valid for ten minutes",
         )
 
+    async def _require_changeable(self, identity: str, person: str) -> None:
+        """Refuse to make another person of an identity that the configuration names."""
+        people = await self._store.get_people()
+        known = people.identities.get(identity)
+        if not person or known is None or known.proof not in (IdentityProof.CONFIG, IdentityProof.TOKEN):
+            return
+        if people.find_person(identity) != people.resolve_name(person):
+            raise InvalidRequest(
+                f"{identity} is {people.find_label(identity)} by config.yaml", remedy="change it there, under people"
+            )
+
+    async def _prove_identity(self, identity: str, person: str) -> None:
+        """Record that an operator admitted an identity. An earlier proof of the same person stays."""
+        people = await self._store.get_people()
+        known = people.identities.get(identity)
+        proven = known is not None and known.is_proven
+        if person and not (proven and people.find_person(identity) == people.resolve_name(person)):
+            await self._people.link_identity(identity, person, proof=IdentityProof.PAIRED, by="operator")
+        elif not proven:
+            await self._people.confirm_identity(identity, proof=IdentityProof.PAIRED, by="operator")
+
     async def revoke_identity(self, identity: str) -> int:
         """Revoke an identity's access, and the link that the grant made; return from how many accounts."""
-        gone = 0
+        revoked_count = 0
         for record in await self._store.list_state_records(StateNamespace.PAIRING_GRANT):
             if _describe_identity(record)["identity"] == identity:
-                grant = _decode_record(record, PairingGrant)
-                if grant and grant.person and await self._store.get_person(identity) == grant.person:
-                    await self._store.link_identity(identity, "", at=self._clock.now())
+                known = (await self._store.get_people()).identities.get(identity)
+                if known is not None and known.proof == IdentityProof.PAIRED:
+                    await self._people.unlink_identity(identity, by="operator")
                 # It is deleted even if it was granted again at this moment.
                 await self._update(record.namespace, record.key, lambda _: None, PairingGrant, scope=record.scope)
-                gone += 1
-        if not gone:
+                revoked_count += 1
+        if not revoked_count:
             raise NotFound(
                 f"{identity} was not admitted by pairing",
                 remedy="see `everhold pairing list` and `everhold people list`",
             )
         self._log.info("pairing.revoked", identity=identity)
-        return gone
+        return revoked_count
 
     async def _count_wrong_code(self, now: float) -> None:
         if not pairing.is_locked(await self._add_wrong(APPROVE, now), now):
@@ -211,18 +240,18 @@ class PairingRegistry:
 
     # -- links of identities -----------------------------------------------------------------------------------------
 
-    async def link_identity(self, speaker: IdentifiedSender, argument: str, *, admitted: bool) -> str:
+    async def answer_link_command(self, speaker: IdentifiedSender, argument: str, *, admitted: bool) -> str:
         """Return the reply to `/link [CODE]`. A link takes three messages: one here, one on the other platform, and one
         here again.
 
         Each side sends a code that only the other side received, so neither side can link alone. A stranger gets a
         reply only for a valid code.
         """
-        now, identity, person = self._clock.now(), speaker.identity, speaker.person
+        now, identity = self._clock.now(), speaker.identity
         if not argument:
             assert admitted, "strangers cannot begin a link"
             code = self._make_code()
-            offer = IdentityLinkOffer(at=now, digest=pairing.digest_code(code, whose="offer"), person=person)
+            offer = IdentityLinkOffer(at=now, digest=pairing.digest_code(code, whose="offer"))
             await self._update(
                 StateNamespace.IDENTITY_LINK, identity, lambda _: offer, IdentityLinkOffer
             )  # the latest offer counts
@@ -235,24 +264,29 @@ class PairingRegistry:
             await self._add_wrong(identity, now)
             return unknown
         record, offer = found
-        if not offer.other and speaker.verified and person != offer.person:
-            return (
-                f"You are {person} here and {offer.person} there. An operator can change that with `everhold people`."
+        people = await self._store.get_people()
+        here, there = people.find_label(identity), people.find_label(record.key)
+        if not offer.other and here and here != there:
+            # The person with a name has to begin, so that nobody is talked into becoming one with a stranger.
+            also = (
+                f" and {there} there. An operator can change that with `everhold people`." if there else ". Begin here."
             )
+            return f"You are {here} here{also}"
         try:
             if not offer.other:
                 code = self._make_code()
-                back = IdentityLinkOffer(
-                    at=now, digest=pairing.digest_code(code, whose=identity), person=offer.person, other=identity
-                )
+                back = IdentityLinkOffer(at=now, digest=pairing.digest_code(code, whose=identity), other=identity)
                 await self._commit(record.replace_with(_encode(back)))
                 return f"Now confirm in the chat where you began ({record.key}): /link {code}"
             await self._commit(record.replace_with(None))
         except Conflict:
             return unknown  # the code was used or replaced at this moment
-        await self._store.link_identity(offer.other, offer.person, at=now)
-        self._log.info("person.linked", person=offer.person, identity=offer.other)
-        return f"{offer.other} and {identity} are linked to one person now: {offer.person}."
+        try:
+            person = await self._people.join_identities(identity, offer.other, by=identity)
+        except InvalidRequest as error:
+            return f"{error}."
+        name = f": {person.label}" if person.label else ""
+        return f"{offer.other} and {identity} are linked to one person now{name}."
 
     async def _find_offer(
         self, code: str, now: float, *, identity: str

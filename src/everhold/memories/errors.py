@@ -47,3 +47,11 @@ def convert_partial_failure(done: bool, error: EverholdError) -> EverholdError:
         return error
     kind = PartiallyDone if isinstance(error, Refused) else InDoubt
     return kind(f"part of the batch was stored before this: {error.message}", remedy=error.remedy)
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Return the seconds of a `retry-after` header; None if it is missing or a date."""
+    try:
+        return float(value) if value else None
+    except ValueError:
+        return None

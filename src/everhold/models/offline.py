@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import Struct, structs
 
 from everhold.core.entries import ModelUsage, ToolCall
+from everhold.core.provenance import FOREIGN_LINE_PREFIX, OWN_LINE_PREFIX, UNKNOWN_AUTHOR, describe_author
 from everhold.core.tokens import estimate_tokens, weigh_json, weigh_request, weigh_text
 from everhold.errors import TooLong
 from everhold.models.factory import ModelFactory
@@ -89,6 +90,8 @@ _RECAP_REQUEST: Final = re.compile(r"\b(?:summari[sz]e|sum (?:it|this|that|us) u
 _HEADING: Final = re.compile(r"\[Summary of [^\]]*\]")
 _NOTICE: Final = re.compile(r"everhold: \[.*\]$")
 _SPEAKER_PREFIX: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
+_SPEAKER_LINE: Final = re.compile(r"\[([^\]]* · [^\]]*|(?:forwarded|quoted|embedded), [^\]]*)\] ?(.*)")
+_PIECE_HEAD: Final = re.compile(r"\w+, written by (.*?); data")
 
 _STORING_TOOLS: Final = ("remember", "memory_add", "memory", "note", "notes")
 _SEARCHING_TOOLS: Final = ("session_search", "search", "memory_search", "recall")
@@ -181,7 +184,9 @@ def _build_reply(request: ModelRequest, window: int) -> tuple[str, tuple[ToolCal
                 wishes.append(item)
         if not _find_requested_calls(said, _list_callable_tools(request)):
             known = [*earlier, *(SpokenLine(text=s, source="recalled") for s in recalled)]
-            parts.append(_answer_text(said, message.name, known))
+            parts.append(
+                _answer_text(said, message.name, known) if said or not message.pieces else _quote_pieces(message)
+            )
         earlier += _extract_lines(message)
     if wishes:
         return "", tuple(_build_call(requested, index, request) for index, requested in enumerate(wishes))
@@ -329,6 +334,11 @@ def _answer_text(said: str, name: str, known: Sequence[SpokenLine]) -> str:
     return f"I heard: {_quote_text(said)}" if said else "I heard nothing."
 
 
+def _quote_pieces(message: ModelMessage) -> str:
+    """Return what a message without own words contains. Nothing in it is a request."""
+    return "\n".join(f"{describe_author(piece)} wrote: {_quote_text(piece.text)}" for piece in message.pieces)
+
+
 def _format_citation(line: SpokenLine, asker: str) -> str:
     if line.source == "recalled":
         return f"I remember: {_quote_text(line.text)}"
@@ -384,6 +394,9 @@ def _extract_lines(message: ModelMessage) -> list[SpokenLine]:
         return out + [structs.replace(line, source="summary") for line in parse_spoken_lines(body)]
     if message.name == _GATEWAY_NAME:
         return out
+    for piece in message.pieces:
+        author = piece.name or piece.by or UNKNOWN_AUTHOR
+        out += [SpokenLine(text=sentence, speaker=author) for sentence in split_sentences(piece.text)]
     return out + [SpokenLine(text=_extract_fact(sentence), speaker=message.name) for sentence in split_sentences(said)]
 
 
@@ -419,7 +432,59 @@ def _build_summary(request: ModelRequest, window: int) -> str:
     return format_bullets(kept)
 
 
+class TranscriptBlock(Struct):
+    """One message of a transcript: its speaker, and its lines without their prefixes."""
+
+    speaker: str
+    lines: list[str]
+
+
 def _parse_transcript(text: str) -> list[SpokenLine]:
+    """Parse a transcript message by message. A line with a prefix belongs to the message before it."""
+    lines: list[SpokenLine] = []
+    plain: list[str] = []
+    block: TranscriptBlock | None = None
+    for raw in split_recalled(text)[0].split("\n"):
+        head = _SPEAKER_LINE.match(raw)
+        if head is None and raw.startswith((OWN_LINE_PREFIX, FOREIGN_LINE_PREFIX)) and (block or plain):
+            if block is None:
+                speaker, said = _split_speaker(plain.pop())
+                lines += _parse_plain_transcript(plain)
+                plain, block = [], TranscriptBlock(speaker, [said])
+            block.lines.append(raw[len(OWN_LINE_PREFIX) :])
+            continue
+        if block is not None:
+            lines += _parse_block(block)
+            block = None
+        if head is not None:
+            lines += _parse_plain_transcript(plain)
+            plain, block = [], TranscriptBlock(_get_speaker_name(head[1]), [head[2]])
+        else:
+            plain.append(raw)
+    return lines + (_parse_block(block) if block is not None else _parse_plain_transcript(plain))
+
+
+def _get_speaker_name(head: str) -> str:
+    """Return the name in a line that names a speaker, or the author of a forwarded or quoted text."""
+    if found := _PIECE_HEAD.match(head):
+        head = found[1]
+    return head.partition(" · ")[0]
+
+
+def _split_speaker(line: str) -> tuple[str, str]:
+    found = _SPEAKER_PREFIX.match(line)
+    return (found[0][:-2], line[found.end() :]) if found else ("", line)
+
+
+def _parse_block(block: TranscriptBlock) -> list[SpokenLine]:
+    if block.speaker == _GATEWAY_NAME:
+        return _parse_plain_transcript([f"{_GATEWAY_NAME}: {block.lines[0]}", *block.lines[1:]])
+    source = "tool" if block.speaker == "tool" else "said"
+    said = split_sentences("\n".join(block.lines).replace(SELF_DESCRIPTION, ""))
+    return [SpokenLine(text=sentence, speaker=block.speaker, source=source) for sentence in said]
+
+
+def _parse_plain_transcript(transcript: Sequence[str]) -> list[SpokenLine]:
     """Parse a transcript line by line, with the summary of the earlier part if there is one."""
     lines: list[SpokenLine] = []
     part: list[str] = []
@@ -431,7 +496,7 @@ def _parse_transcript(text: str) -> list[SpokenLine]:
             lines.append(structs.replace(line, source="tool" if tool else source))
         part.clear()
 
-    for raw in split_recalled(text)[0].split("\n"):
+    for raw in transcript:
         if _HEADING.search(raw):
             close()
             source = "summary"

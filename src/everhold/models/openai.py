@@ -18,12 +18,12 @@ from everhold.infra.secret import SecretString
 from everhold.models.errors import ModelEndpoint, build_body_error, build_dropped_error, build_garbled_error
 from everhold.models.factory import ModelFactory
 from everhold.models.http_client import ModelHttpClient, join_url
-from everhold.models.reasoning import ThinkTagSplitter, open_seal, seal_reasoning, strip_seal
 from everhold.models.transcript import (
     AssistantRound,
     EncodedImage,
     LoadBlob,
     TextAccumulator,
+    ThinkTagSplitter,
     assign_unique_call_ids,
     build_parameter_schema,
     describe_attachment,
@@ -33,8 +33,11 @@ from everhold.models.transcript import (
     group_rounds,
     load_images,
     map_tool_names,
+    open_seal,
     parse_arguments,
     repair_surrogates,
+    seal_reasoning,
+    strip_seal,
 )
 from everhold.ports.clock import Clock
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec

@@ -1,7 +1,11 @@
-"""Prepares a request's messages for any vendor's format.
+"""Prepares a request's messages for any vendor's format, and keeps the reasoning of an answer for its model.
 
 Each call is followed by its result, ids and names are valid on the wire, and images are loaded. Each message is
 rendered from itself and from the messages before it, so a longer conversation begins with the bytes of the shorter one.
+
+Reasoning may have to be returned to its model. The text for people comes first, then the sealed parts for the model.
+Signatures and encrypted parts must return to the model that made them unchanged, or it refuses to continue after a tool
+call. Other models cannot use them and never receive them.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from everhold.core.entries import INVALID_ARGUMENTS_KEY, Attachment, ToolCall, strip_surrogates
+from everhold.core.provenance import clean_label, render_user_text
 from everhold.ports.model import ModelMessage, ToolSpec
 
 LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes | None]]
@@ -23,7 +28,6 @@ LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes | None]]
 
 TOOL_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 EMPTY_RESULT_TEXT: Final = "(nothing)"
-_SPACE: Final = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
 class AnsweredCall(Struct, frozen=True):
@@ -107,12 +111,8 @@ def group_rounds(
 
 
 def format_user_text(message: ModelMessage) -> str:
-    """Return a person's text with the name, if it is known."""
-    if not message.name:
-        return _clean_text(message.text)
-    name = _SPACE.sub(" ", message.name).strip(" :")[:64]
-    text = _clean_text(message.text)
-    return f"{name}: {text}" if name else text
+    """Return a user's message with its speaker and its pieces. No line of it can pose as another speaker."""
+    return _clean_text(render_user_text(message))
 
 
 def format_result_text(message: ModelMessage) -> str:
@@ -231,7 +231,7 @@ async def load_images(
 
 def describe_attachment(attachment: Attachment, why: str = "") -> str:
     """Return the description of an attachment that is not shown."""
-    name = _SPACE.sub(" ", attachment.name).strip() or "unnamed"
+    name = clean_label(attachment.name) or "unnamed"
     kind = attachment.media or "file"
     size = f", {attachment.size} bytes" if attachment.size else ""
     return f"[attachment {name} ({kind}{size}){': ' + why if why else ''}]"
@@ -265,3 +265,79 @@ def _clean_text(text: str) -> str:
 
 def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+# -- reasoning ---------------------------------------------------------------------------------------------------------
+
+SEAL_CHAR: Final = "\x1e"
+THINK_OPEN_TAG: Final = "<think>"
+THINK_CLOSE_TAG: Final = "</think>"
+
+
+def seal_reasoning(text: str, *, by: str, parts: Any) -> str:
+    """Return `text` with `parts` attached for the model `by`."""
+    return f"{text}{SEAL_CHAR}{json.dumps({'by': by, 'parts': parts}, ensure_ascii=True, separators=(',', ':'))}"
+
+
+def strip_seal(reasoning: str) -> str:
+    """Return the text for people."""
+    text, mark, _ = reasoning.rpartition(SEAL_CHAR)
+    return text if mark else reasoning
+
+
+def open_seal(reasoning: str, *, by: str) -> Any:
+    """Return the parts that `by` attached, or None if another model did."""
+    _, mark, sealed = reasoning.rpartition(SEAL_CHAR)
+    if not mark:
+        return None
+    try:
+        found = json.loads(sealed)
+    except ValueError:
+        return None
+    return found.get("parts") if isinstance(found, dict) and found.get("by") == by else None
+
+
+class ThinkTagSplitter:
+    """Separates reasoning from text on servers that do not: it is in think tags at the very beginning, or absent."""
+
+    def __init__(self) -> None:
+        self._state = "before"
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, str]:
+        """Return the reasoning and the text of a piece. A possible beginning of a tag is held back."""
+        if self._state == "text":
+            return "", piece
+        self._held += piece
+        thought = ""
+        if self._state == "before":
+            start = self._held.lstrip()
+            if THINK_OPEN_TAG.startswith(start[: len(THINK_OPEN_TAG)]):
+                if len(start) < len(THINK_OPEN_TAG):
+                    return "", ""
+                self._state, self._held = "thinking", start[len(THINK_OPEN_TAG) :]
+            else:
+                return "", self._release_held()
+        if self._state == "thinking":
+            thought, mark, rest = self._held.partition(THINK_CLOSE_TAG)
+            if not mark:
+                keep = max(0, len(thought) - len(THINK_CLOSE_TAG) + 1)
+                thought, self._held = thought[:keep], thought[keep:]
+                return thought, ""
+            self._state, self._held = "after", rest
+        if not self._held.strip():
+            return thought, ""
+        self._held = self._held.lstrip()
+        return thought, self._release_held()
+
+    def close(self) -> tuple[str, str]:
+        """Return what was held back, at the end of the stream."""
+        thinking, after = self._state == "thinking", self._state == "after"
+        rest = self._release_held()
+        if after:
+            return "", ""
+        return (rest, "") if thinking else ("", rest)
+
+    def _release_held(self) -> str:
+        held, self._held, self._state = self._held, "", "text"
+        return held

@@ -31,12 +31,26 @@ async def attach_incoming_file(
         data = await download()
     except EverholdError as error:
         log.warning("file.missing", name=name, size=size, error=error)
-        note = f"[{name} was not stored: {error.message}]"
-        text = f"{heard.text}\n{note}" if heard.text else note
         missing = build_missing_attachment(name=name, media=media, size=size)
-        return structs.replace(heard, text=text, attachments=(*heard.attachments, missing))
+        noted = add_missing_note(heard, f"[{name} was not stored: {error.message}]")
+        return structs.replace(noted, attachments=(*heard.attachments, missing))
     kept = build_attachment(data, name=name, media=media)
     return structs.replace(heard, attachments=(*heard.attachments, kept), files=(*heard.files, data))
+
+
+def add_missing_note(heard: IncomingMessage, note: str) -> IncomingMessage:
+    """Return the message with a note about a missing file: beside the sender's words, or in the forwarded text that the
+    file belongs to, because a note must not count as the sender's words.
+    """
+    for place, piece in enumerate(heard.pieces):
+        if piece.source == "forwarded":
+            noted = structs.replace(piece, text=_append_line(piece.text, note))
+            return structs.replace(heard, pieces=(*heard.pieces[:place], noted, *heard.pieces[place + 1 :]))
+    return structs.replace(heard, text=_append_line(heard.text, note))
+
+
+def _append_line(text: str, line: str) -> str:
+    return f"{text}\n{line}" if text else line
 
 
 async def fetch_file(

@@ -3,7 +3,7 @@ update."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,10 @@ def check_incoming_message(heard: IncomingMessage) -> IncomingMessage:
     for said in (heard.addressed, heard.bot, heard.notice):
         if not isinstance(said, bool):
             raise TypeError(f"{str(said)[:40]!r} is not a boolean")
+    for piece in heard.pieces:
+        for text in (piece.by, piece.name, piece.text):
+            if not isinstance(text, str):
+                raise TypeError(f"{str(text)[:40]!r} is not a text")
     if not (origin.chat and origin.message and heard.sender):
         raise ValueError("the chat, the message id or the sender is missing")
     "".join(ids).encode()  # a lone surrogate may be in a text, but not in an id
@@ -48,3 +52,11 @@ def build_unparsed_message(raw: object, *, platform: str, account: str, id: str,
         event=UNPARSED_EVENT,
         addressed=False,
     )
+
+
+def require_id(fields: dict[str, Any], key: str) -> str:
+    """Return a text of an update that must not be empty. Raises one of PARSE_ERRORS if it is missing or empty."""
+    value = fields[key]
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{key} is not an id")
+    return value

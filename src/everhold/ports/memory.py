@@ -12,12 +12,15 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from everhold.core.entries import Stamp
+from everhold.core.peers import PeerRule
+from everhold.core.people import PresentAudience
+from everhold.ports.memory_hit import MemoryHit as MemoryHit
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.plugin import PluginContext
 from everhold.ports.tool import Tool
 
 
-class MemoryUtterance(Struct, frozen=True, kw_only=True):
+class MemoryUtterance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message or reply of an exchange."""
 
     author: str
@@ -26,9 +29,11 @@ class MemoryUtterance(Struct, frozen=True, kw_only=True):
     stamp: Stamp
     seq: int = 0
     """The entry it comes from, so that a hit can be traced back to the log."""
+    peer: str = ""
+    """The peer under which this memory stores the author; empty for agents and for memories without peers."""
 
 
-class Exchange(Struct, frozen=True, kw_only=True):
+class Exchange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One finished turn: the messages, the tool calls and the replies."""
 
     key: str
@@ -42,9 +47,11 @@ class Exchange(Struct, frozen=True, kw_only=True):
     stamp: Stamp = Stamp()
     parent: str = ""
     tags: tuple[str, ...] = ()
+    peers: dict[str, str] = {}
+    """Identity -> the peer under which this memory stores the person, for the identities of the stamp."""
 
 
-class MemoryNote(Struct, frozen=True, kw_only=True):
+class MemoryNote(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A remark to keep."""
 
     key: str
@@ -63,9 +70,11 @@ class MemoryNote(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     origin: str = ""
     """The source, if no participant wrote the text: `tool:<name>`, `bot:<name>`, `file:<name>`."""
+    peers: dict[str, str] = {}
+    """Identity -> the peer under which this memory stores the person, for the identities of the stamp."""
 
 
-class MemoryRetraction(Struct, frozen=True, kw_only=True):
+class MemoryRetraction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The items that were stored under these keys were undone."""
 
     key: str
@@ -75,7 +84,7 @@ class MemoryRetraction(Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-class JobResult(Struct, frozen=True, kw_only=True):
+class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job that is finished. The next exchange of the session contains the result, too."""
 
     key: str
@@ -89,6 +98,8 @@ class JobResult(Struct, frozen=True, kw_only=True):
     at: float
     stamp: Stamp
     """The stamp of the request."""
+    peers: dict[str, str] = {}
+    """Identity -> the peer under which this memory stores the person, for the identities of the stamp."""
 
 
 MemoryItem: TypeAlias = Exchange | MemoryNote | MemoryRetraction
@@ -109,6 +120,11 @@ class MemoryBatch(Struct, frozen=True, kw_only=True):
     """
     heard_by: dict[str, tuple[str, ...]] = {}
     """The audience of each retracted or replaced item, by its key as above, as far as it is still known."""
+    is_moved: bool = False
+    """The items are stored in another session of the memory, too, so only this session shows whether they have
+    arrived."""
+    peers_of: dict[str, dict[str, str]] = {}
+    """The `peers` of each retracted or replaced item, by its key as above, as far as it is still known."""
 
 
 class MemoryQuery(Struct, frozen=True, kw_only=True):
@@ -127,25 +143,11 @@ class MemoryQuery(Struct, frozen=True, kw_only=True):
     """About how many tokens of hits can be shown, if known. More hits are not needed."""
     stamp: Stamp = Stamp()
     """The stamp of the turn that asks, or an empty one outside a turn."""
-
-
-class MemoryHit(Struct, frozen=True, kw_only=True):
-    """One search result of a provider, and its source."""
-
-    text: str
-    score: float = 0.0
-    session: str = ""
-    seq: int = 0
-    person: str = ""
-    """The person it is stored under. For a reply, the person it was sent to."""
-    at: float = 0.0
-    key: str = ""
-    author: str = ""
-    """The author as in the log: `person:…`, `agent:…`."""
-    kind: str = ""
-    """message, reply or note; empty if unknown."""
-    origin: str = ""
-    """The source, if no participant wrote the text: `tool:<name>`, `bot:<name>`, `file:<name>`."""
+    present: PresentAudience = PresentAudience()
+    """The people present, with all identities of each. A hit is theirs if it was for any identity of each of them."""
+    peers: dict[str, tuple[str, ...]] = {}
+    """Identity -> all peers under which this memory ever stored it, the latest first, for every identity in
+    `present`. Several people's peers are not among them."""
 
 
 class MemoryScope(Struct, frozen=True, kw_only=True):
@@ -170,12 +172,65 @@ class SessionSwitch(Struct, frozen=True, kw_only=True):
     after: MemoryScope
 
 
-class ForgetResult(Struct, frozen=True, kw_only=True):
-    """What a provider deleted, and what it could not."""
+class ErasureState(StrEnum):
+    """How far the erasure in one place has come. "Deleted" is said only after reading back."""
 
-    deleted: int
-    kept: tuple[str, ...] = ()
-    """The items that still exist, one line each, with the reason."""
+    PLANNED = "planned"
+    """Nothing was asked yet."""
+    ASKED = "asked"
+    """The place was asked to delete, and it is not known yet that it did."""
+    CONFIRMED = "confirmed"
+    """Reading back, by id and by search, found nothing twice."""
+    UNCONFIRMED = "unconfirmed"
+    """It is still there, or cannot be read back, long after it was asked. It is asked again daily."""
+    CANNOT = "cannot"
+    """There is no means to delete it. The reason says what remains, where, and what to do by hand."""
+
+
+class ErasureTarget(Struct, frozen=True, kw_only=True):
+    """Everything that somebody goes by in one memory, so that two peers of one person are not two people."""
+
+    identities: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    """The recorded peers of these identities that stand for nobody else."""
+    shared_peers: tuple[str, ...] = ()
+    """Their recorded peers under which other people have something, too."""
+    peers_of: Mapping[str, tuple[str, ...]] = {}
+    """Identity -> all its recorded peers, for everybody in `audiences`."""
+    keys: tuple[str, ...] = ()
+    """The keys of the items that were erased."""
+    remote_ids: tuple[str, ...] = ()
+    """The receipts of these items."""
+    audiences: tuple[tuple[str, ...], ...] = ()
+    """Everybody who could read these items: the audiences that some services file by."""
+    moved_sessions: Mapping[str, str] = {}
+    """Memory sessions that no conversation writes to any more -> the session that the conversation writes to now."""
+    rebuild: bool = False
+    """Store the words of other people under the new session before a session is deleted in which they speak, too."""
+
+
+class ProviderDeletion(Struct, frozen=True, kw_only=True):
+    """One thing that a provider deletes, or cannot delete. The gateway stores it until it is confirmed."""
+
+    id: str
+    """Made by the provider, which reads it back by this id. Unique for one provider and person."""
+    what: str
+    """For people: what it is, and where."""
+    state: ErasureState = ErasureState.ASKED
+    count: int = 0
+    """How many items it is about."""
+    reason: str = ""
+    """Why it is not confirmed, or what remains and what to do by hand."""
+    upto: float = 0.0
+    """The service's own time of the newest item. Later items were not part of it; 0: there can be none."""
+    session: str = ""
+    """The memory session that has to be left by its conversations first. Then it is `planned`."""
+    hidden: bool = False
+    """No recall, tool or export of the provider can show it: a log of requests, a file of its own."""
+
+
+SEARCH_PROBE_TEXT: Final = "what was said"
+"""The query of a readback search. The erased text itself is not kept, so every neighbour is looked at."""
 
 
 SEEN_REMOTE_ID: Final = "seen"
@@ -183,10 +238,12 @@ SEEN_REMOTE_ID: Final = "seen"
 
 
 class ProviderHealth(Struct, frozen=True, kw_only=True):
-    """A provider's condition. `text` is for people."""
+    """A provider's condition. `text` and `remedy` are for people."""
 
-    well: bool
+    healthy: bool
     text: str = ""
+    remedy: str = ""
+    """What a person must do, if waiting does not help."""
 
 
 class MemoryCapability(StrEnum):
@@ -204,11 +261,18 @@ class MemoryCapability(StrEnum):
     PROMPT = "prompt"
     BEFORE_COMPRESS = "before_compress"
     SESSION_SWITCHED = "session_switched"
+    REMOVE = "remove"
+    """Can delete the items of a batch. Moving a person's items to another peer needs it."""
+    REMOVE_SESSION = "remove_session"
+    """Deletes items for good only with their session, so a move makes a new session."""
     FORGET = "forget"
+    """Can delete what belongs to a person, and read back that it is deleted (`confirm_deletions`)."""
     EXPORT = "export"
     HEALTH = "health"
     CLOSE = "close"
     SIGNATURE = "cache_busting_signature"
+    PERSONA = "set_persona"
+    """The service has a place for what the agent is, apart from what is known about people."""
 
 
 class SetupQuestion(Struct, frozen=True, kw_only=True):
@@ -270,6 +334,8 @@ class ExtendedMemoryProvider(MemoryProvider, Protocol):
     """Seconds a call may take; 30 if left out."""
     visible_after: float
     """Seconds until `probe` can find a stored item; 0 if left out."""
+    peer_rule: PeerRule | None
+    """How the provider names people. Without it, items and queries contain no peers."""
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         """For `probe` delivery: return the keys of `batch` that have arrived."""
@@ -280,17 +346,42 @@ class ExtendedMemoryProvider(MemoryProvider, Protocol):
     def prompt(self) -> str:
         """Return a block for the system prompt. It stays the same until the agent is rebuilt. No I/O."""
 
+    def set_persona(self, persona: str) -> None:
+        """Receive the agent's persona, to be offered to the service with the next write; empty for none. Called when
+        the agent is built, and when the persona changes. No I/O.
+        """
+
     async def before_compress(self, scope: MemoryScope, view: Sequence[MemoryUtterance]) -> str:
         """Return what the summary of `view` should preserve, or an empty string."""
 
     async def session_switched(self, switch: SessionSwitch) -> None:
         """Receive a notice. Nothing depends on it, because earlier items are delivered under their session's name."""
 
-    async def forget(self, person: str) -> ForgetResult:
-        """Delete everything that belongs to a person."""
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        """Delete the items of a batch, as they were stored, and return the keys that are still found. Safe to repeat.
+        A memory that declares `remove_session` only hides them until then.
+        """
 
-    def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        """Return everything that belongs to a person."""
+    async def remove_session(self, name: str) -> str:
+        """Delete a session with its items, and return why it was kept, if it was. Safe to repeat."""
+
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        """Ask for the deletion of everything that belongs to a person; return every part of it. Safe to repeat.
+
+        A deletion that names a `session` is `planned` until `target.moved_sessions` contains that session.
+        """
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        """Read back, by id and by search, and return a state by the id of each deletion: `confirmed` if nothing is
+        left, `asked` while something is. Raises Transient if it cannot be read now.
+        """
+
+    def export(
+        self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
+    ) -> AsyncIterator[MemoryHit]:
+        """Return everything that belongs to a person. The peers are those of an ErasureTarget; only a memory with a
+        `peer_rule` gets them.
+        """
 
     async def health(self) -> ProviderHealth: ...
 

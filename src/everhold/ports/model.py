@@ -7,15 +7,24 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, ModelUsage, ToolCall
+from everhold.core.entries import Attachment, ModelUsage, TextPiece, ToolCall
 
 
 class ModelMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a request. `call` is the id of the tool call that a tool result answers."""
+    """One message of a request. `call` is the id of the tool call that a tool result answers.
+
+    An adapter sends a user's message as `core.provenance.render_user_text` renders it, with its speaker and its pieces.
+    """
 
     role: Literal["user", "assistant", "tool"]
     text: str = ""
+    """Of a user's message: the sender's own words only."""
     name: str = ""
+    """The sender's display name. The gateway's own messages are named `everhold` and `memory`."""
+    speaker: str = ""
+    """The sender's identity, if the model is told who wrote the message."""
+    pieces: tuple[TextPiece, ...] = ()
+    """Forwarded, quoted and embedded text of the message."""
     calls: tuple[ToolCall, ...] = ()
     call: str = ""
     error: bool = False

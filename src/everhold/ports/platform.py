@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, ChatLocation
+from everhold.core.entries import Attachment, ChatLocation, TextPiece
 from everhold.ports.store import StateWrite
 
 UNPARSED_EVENT: Final = "unreadable"
@@ -48,6 +48,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
 
     origin: ChatLocation
     text: str
+    """The sender's own words only. A message that is only forwarded has no text and one piece."""
     sender: str
     """The platform's id of the sender."""
     name: str = ""
@@ -67,6 +68,8 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     files: tuple[bytes, ...] = ()
     """The contents of the attachments, in order; stored with the message. Empty if only their hashes are known."""
+    pieces: tuple[TextPiece, ...] = ()
+    """Forwarded, quoted and embedded text, each with its author as far as the platform reports it."""
     agent: str = ""
     """For platforms that let the caller choose."""
     directory: str = ""

@@ -67,6 +67,11 @@ class AccountContext(Struct, frozen=True, kw_only=True):
     adapter must request a direct chat by its participant."""
 
 
+def _know_no_owner(identity: str) -> bool | None:
+    """Return None, for contexts without people."""
+    return None
+
+
 class PluginContext(Struct, frozen=True, kw_only=True):
     """The context of one plug-in instance. There is one instance per configured name and agent."""
 
@@ -82,3 +87,5 @@ class PluginContext(Struct, frozen=True, kw_only=True):
     """Returns the blob with a digest, such as a received picture. For models, which include it in requests."""
     account_context: AccountContext | None = None
     """For platforms."""
+    is_owner: Callable[[str], bool | None] = _know_no_owner
+    """Whether an identity is the owner's, the first of `access.owners`; None if no owner is configured."""

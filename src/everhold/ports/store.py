@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
+from everhold.core.people import PeopleDirectory, PeopleEvent
 
 CURSOR_SEPARATOR: Final = "\t"
 """Separates consumer and session in the name of a cursor. No consumer's name contains it."""
@@ -80,6 +81,8 @@ class InFlightBatch(StoredRecord, frozen=True):
     sends: int = 1
     name: str = ""
     """The name or identity under which the destination stores it."""
+    peers: tuple[tuple[str, str], ...] = ()
+    """Pairs of `pos identity` and the peer under which the batch sends what the identity said there."""
     replays: tuple[int, ...] = ()
     """Dead letters that this batch replays."""
     remaining: InFlightBatch | None = None
@@ -249,7 +252,9 @@ class StateNamespace(StrEnum):
     CHAT_ALIAS = "chat_alias"
     CHAT_HALT = "chat_halt"
     BACKFILL = "backfill"
+    REKEY = "rekey"
     HERMES_IMPORT = "hermes_import"
+    ERASURE = "erasure"
 
 
 class StateWrite(Struct, frozen=True, kw_only=True):
@@ -288,6 +293,37 @@ def split_state_scope(scope: str) -> tuple[str, str]:
     """Return the platform and the account of a scope."""
     platform, _, account = scope.partition(":")
     return platform, account
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+class FirstSeen(Struct, frozen=True, kw_only=True):
+    """Makes the person `person` for an identity, unless the identity has one already."""
+
+    identity: str
+    person: str
+
+
+FROM_COMMIT: Final = -1
+"""As `from_pos` of a new peer: the first entry of its commit, or the next one that is committed. The store fills it
+in, so a peer never applies to an entry that was committed before it.
+"""
+
+
+class PeerRecord(Struct, frozen=True, kw_only=True):
+    """The name of an identity in a memory of an agent, for entries from `from_pos` on."""
+
+    memory: str
+    agent: str
+    identity: str
+    peer: str
+    from_pos: int = 0
+    source: str = ""
+    """Why it has this name: `pinned`, `alias`, `operator`, `person`, `label`, `identity`, or `hermes` for an imported
+    one."""
+    shared: bool = False
+    """Several people use it, or nobody knows whose it is. It is recalled for nobody."""
 
 
 # -- one change --------------------------------------------------------------------------------------------------------
@@ -345,6 +381,13 @@ class Change(Struct, frozen=True, kw_only=True):
     receipts: tuple[Receipt, ...] = ()
     state_writes: tuple[StateWrite, ...] = ()
     """Raises Conflict unless every record still has the version that its write names."""
+    people: tuple[PeopleEvent, ...] = ()
+    """Events of the people log. They need `people_epoch`."""
+    people_epoch: int | None = None
+    """Raises Conflict unless this is still the epoch of the people directory."""
+    first_seen: tuple[FirstSeen, ...] = ()
+    peers: tuple[PeerRecord, ...] = ()
+    """Raises Conflict if an identity has another peer from the same entry on."""
     spends: tuple[BudgetSpend, ...] = ()
     blobs: tuple[bytes, ...] = ()
     records: tuple[bytes, ...] = ()
@@ -492,10 +535,10 @@ class Store(Protocol):
         """Sessions in the order of their creation, after the id `after`; with `newest_first` in reverse, before it."""
 
     async def list_sessions_begun_by(
-        self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
+        self, *, authors: Collection[str], agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
-        """Sessions whose first message or branch is by `author`, and those created at `address`, of one agent or all.
-        Newest first, before the id `after`.
+        """Sessions whose first message or branch is by one of `authors`, and those created at `address`, of one agent
+        or all. Newest first, before the id `after`.
         """
 
     async def list_branches(self, id: str) -> list[Session]:
@@ -601,17 +644,17 @@ class Store(Protocol):
     async def get_blob(self, digest: str) -> bytes | None: ...
 
     # -- people
-    async def get_person(self, identity: str) -> str | None:
-        """The person that an identity is linked to."""
+    async def get_people(self) -> PeopleDirectory:
+        """All people as they are now. The same object is returned until something changes."""
 
-    async def list_identities(self, person: str) -> list[str]:
-        """The identities that are linked to a person."""
+    async def list_people_events(self, *, after: int = 0, limit: int = 500) -> list[PeopleEvent]:
+        """The people log, in order."""
 
-    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        """Link an identity to a person; with an empty `person`, remove the link."""
-
-    async def list_identity_links(self) -> list[tuple[str, str]]:
-        """(identity, person) of every link, in order."""
+    async def list_peers(
+        self, *, memory: str = "", agent: str = "", identities: Collection[str] | None = None
+    ) -> list[PeerRecord]:
+        """The recorded peers of a memory and an agent (empty: of all), of these identities (None: of all), by identity,
+        the oldest first."""
 
     # -- the whole store
     async def verify(self, session: str | None = None) -> list[str]:

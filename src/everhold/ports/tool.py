@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from everhold.core.entries import Attachment, ChatLocation, Noted, Stamp
+from everhold.core.people import PresentAudience
+from everhold.core.roles import ChatPlace, PersonRole, ToolAccess
+from everhold.ports.memory_hit import MemoryHit
 from everhold.ports.model import ToolSpec
 
 
@@ -36,9 +39,20 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     origin: ChatLocation | None = None
     hops: int = 0
     said: tuple[str, ...] = ()
-    """The literal messages of people in this turn."""
+    """The people's own words in this turn, literally."""
     sources: tuple[str, ...] = ()
-    """Other sources in this turn: `tool:<name>`, `bot:<name>`. A statement that only they make is no fact."""
+    """Other sources in this turn: `tool:<name>`, `bot:<name>`, `forward:<author>`, `quote:<author>`. A statement that
+    only they make is no fact."""
+    role: PersonRole = PersonRole.MEMBER
+    """The lowest role of the people whose words this turn takes."""
+    place: ChatPlace = ChatPlace.DIRECT
+    """The kind of chat that the turn answers in."""
+    speakers: tuple[str, ...] = ()
+    """The identities of the people whose words this turn takes."""
+    present: PresentAudience = PresentAudience()
+    """For a memory's tools: the people present, with all identities of each."""
+    peers: dict[str, tuple[str, ...]] = {}
+    """For a memory's tools: identity -> all peers under which the memory ever stored it, the latest first."""
 
 
 class SendRequest(Struct, frozen=True, kw_only=True):
@@ -68,10 +82,18 @@ class ToolResult(Struct, frozen=True, kw_only=True):
     """Stored by content hash, so that this or a later turn can attach them to a reply."""
     attached: Sequence[Attachment] = ()
     """Stored files to send with the turn's reply."""
+    hits: Sequence[MemoryHit] = ()
+    """What a memory's tool found. The gateway judges each hit and appends those that may be shown; `text` is shown if
+    there are none.
+    """
 
 
 class Tool(Protocol):
-    """Runs when a model calls it. A failure becomes the result that the model sees."""
+    """Runs when a model calls it. A failure becomes the result that the model sees.
+
+    A memory's tool that shows what it found only as `ToolResult.hits` says so with `shows_hits = True`. Other tools of
+    a memory are refused while it may still have erased text.
+    """
 
     spec: ToolSpec
     effect: ToolEffect
@@ -82,3 +104,28 @@ class Tool(Protocol):
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
         """For `probe` tools: return the result if this key was done, or None."""
+
+
+@runtime_checkable
+class SupportsActs(Protocol):
+    """Optional: a tool that says whether it acts. A tool that does not say so acts."""
+
+    acts: bool
+    """Whether a call has an effect outside the conversation: it sends, changes or orders something. A tool may act
+    although a repeated call does no harm. A turn without words of a person's own gets no tool that acts.
+    """
+
+
+def is_acting(tool: Tool) -> bool:
+    return tool.acts if isinstance(tool, SupportsActs) else True
+
+
+@runtime_checkable
+class SupportsAccess(Protocol):
+    """Optional: a tool that says what it does, for the table of roles. A tool that does not say so acts."""
+
+    access: ToolAccess
+
+
+def get_access(tool: Tool) -> ToolAccess:
+    return tool.access if isinstance(tool, SupportsAccess) else ToolAccess.ACT

@@ -22,8 +22,8 @@ from everhold.core.entries import ChatLocation, Entry, EntryBody
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.facts import FactCache
 from everhold.engine.gates import Gates, Wakeups
-from everhold.engine.memory_client import MemoryClient
-from everhold.engine.memory_liveness import MemoryLiveness
+from everhold.engine.memory_client import MemoryClient, MemoryLiveness
+from everhold.engine.roles import RoleSource
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import NotFound
 from everhold.ingress.accept import MessageAcceptor
@@ -212,8 +212,12 @@ class GatewayProcess:
         )
         gateway.runtimes.notes = FactCache(self.store)
         self.wakeups = Wakeups()
-        self.supervisor = WorkerSupervisor(self.gates, runtimes=gateway.runtimes, wakeups=self.wakeups)
-        self.accept = MessageAcceptor(self.gates, admit=gateway.admit_message, wakeups=self.wakeups)
+        self.supervisor = WorkerSupervisor(
+            self.gates, runtimes=gateway.runtimes, wakeups=self.wakeups, roles=gateway.roles
+        )
+        self.accept = MessageAcceptor(
+            self.gates, admit=gateway.admit_message, wakeups=self.wakeups, peers=self.supervisor.peers
+        )
         self.control = SessionAdmin(
             self.gates,
             wakeups=self.wakeups,
@@ -248,11 +252,13 @@ class InProcessGateway:
         self.runtimes.clock, self.runtimes.logger = self.clock, self.logger
         self.platform = FakePlatform()
         self.runtimes.platforms[("fake", "main")] = self.platform
+        self.roles: RoleSource | None = None
+        """The roles that people have now; None: those that were stamped."""
         self.process: GatewayProcess | None = None
         self.process_count = 0
         self._ids = 0
         self.admit: Callable[[IncomingMessage], AdmissionDecision] = lambda incoming: AdmissionDecision(
-            agent=incoming.agent or "main", person=incoming.sender, group="shared"
+            agent=incoming.agent or "main", identity=incoming.sender, group="shared"
         )
 
     async def admit_message(self, incoming: IncomingMessage) -> AdmissionDecision:

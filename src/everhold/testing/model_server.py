@@ -10,14 +10,18 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import socket
-import struct
 import sys
-import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from everhold.testing.http_listener import (
+    HttpListener,
+    RawHttpRequest,
+    abort_connection,
+    format_head,
+    write_response,
+)
 from everhold.testing.model_dialects import (
     CREATED_AT,
     AnthropicReplyRenderer,
@@ -48,7 +52,7 @@ from everhold.testing.model_rules import (
 CACHE_LOOKBACK_BLOCKS: Final = 20
 
 
-class ModelServer:
+class ModelServer(HttpListener):
     """`async with ModelServer() as server:`, then point a model at `server.openai` or `server.anthropic`."""
 
     def __init__(
@@ -60,25 +64,18 @@ class ModelServer:
         context_tokens: int | None = None,
         strict: bool = True,
     ) -> None:
+        super().__init__()
         self.default: ModelServerScript = default if default is not None else _echo_request
         self.key = key
         self.models = models
         self.context_tokens = context_tokens
         self.strict = strict
         self.requests: list[ReceivedModelRequest] = []
-        self.connections = 0
         self._steps: deque[ModelServerScript] = deque()
         self._released: asyncio.Event | None = None
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._cache: set[str] = set()
-        self.port = 0
 
     # -- use
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def openai(self) -> str:
@@ -101,60 +98,17 @@ class ModelServer:
     def last_request(self) -> ReceivedModelRequest:
         return self.requests[-1]
 
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", port, limit=2**20)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    async def __aenter__(self) -> ModelServer:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
-
-    @contextlib.contextmanager
-    def threaded(self) -> Iterator[ModelServer]:
-        """Serve from a separate thread while the block runs, for callers without an event loop."""
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="modelserver", daemon=True)
-        thread.start()
-        asyncio.run_coroutine_threadsafe(self.start(), loop).result()
-        try:
-            yield self
-        finally:
-            asyncio.run_coroutine_threadsafe(self.stop(), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-
     # -- a connection
 
-    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while (received := await _read_request(reader)) is not None:
-                self.requests.append(received)
-                if self._released is not None:
-                    await self._released.wait()
-                if not await self._answer_request(received, writer):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller disconnected
-        finally:
-            writer.close()
+    async def serve_request(
+        self, received: RawHttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        method, path, headers, body = received
+        request = ReceivedModelRequest(method=method, path=path, headers=headers, body=body)
+        self.requests.append(request)
+        if self._released is not None:
+            await self._released.wait()
+        return await self._answer_request(request, writer)
 
     async def _answer_request(self, received: ReceivedModelRequest, writer: asyncio.StreamWriter) -> bool:
         """Handle one request and return whether the connection may be reused."""
@@ -163,7 +117,7 @@ class ModelServer:
             case HangingConnection():
                 await asyncio.Event().wait()
             case DroppedConnection(reset=reset):
-                _abort_connection(writer) if reset else writer.close()
+                abort_connection(writer) if reset else writer.close()
                 return False
             case VendorFailure():
                 step = make_failure_reply(step, received.dialect)
@@ -236,7 +190,9 @@ class ModelServer:
         if reply.cut is None:
             await _write_whole(writer, 200, headers, data)
             return True
-        _write_head(writer, 200, {**headers, "content-type": "application/json", "content-length": str(len(data))})
+        writer.write(
+            format_head(200, {**headers, "content-type": "application/json", "content-length": str(len(data))})
+        )
         half = b"\x00\xff{" if reply.cut.kind == "garbage" else data[: len(data) // 2]
         return await _break_connection(writer, reply.cut.kind, half)
 
@@ -298,35 +254,11 @@ def _echo_request(received: ReceivedModelRequest) -> ModelServerStep:
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
-_PHRASES: Final = {
-    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests",
-    500: "Internal Server Error", 503: "Service Unavailable",
-}  # fmt: skip
-
-
-async def _read_request(reader: asyncio.StreamReader) -> ReceivedModelRequest | None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    method, path, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return ReceivedModelRequest(method=method, path=path, headers=headers, body=body)
-
-
-def _write_head(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str]) -> None:
-    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, 'Status')}", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
-    writer.write("\r\n".join(lines).encode("latin-1"))
-
 
 async def _write_whole(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str], body: Any) -> None:
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     kind = {} if "content-type" in headers else {"content-type": "application/json"}
-    _write_head(writer, status, {**kind, **headers, "content-length": str(len(data))})
-    writer.write(data)
-    await writer.drain()
+    await write_response(writer, status, {**kind, **headers}, data)
 
 
 async def _write_stream(
@@ -336,7 +268,7 @@ async def _write_stream(
     rendered: OpenaiReplyRenderer | AnthropicReplyRenderer,
 ) -> bool:
     kind = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
-    _write_head(writer, 200, {**kind, **headers, "cache-control": "no-cache"})
+    writer.write(format_head(200, {**kind, **headers, "cache-control": "no-cache"}))
     await writer.drain()
     cut = reply.cut
     for number, event in enumerate(rendered.render_events()):
@@ -389,14 +321,8 @@ async def _break_connection(writer: asyncio.StreamWriter, how: str, last: bytes)
         await writer.drain()
         return True
     if how == "reset":
-        _abort_connection(writer)
+        abort_connection(writer)
     return False
-
-
-def _abort_connection(writer: asyncio.StreamWriter) -> None:
-    handle: socket.socket = writer.get_extra_info("socket")
-    handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
 
 
 async def _run_server(port: int) -> None:

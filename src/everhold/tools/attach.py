@@ -26,6 +26,7 @@ class AttachTool:
     pure."""
 
     effect = ToolEffect.PURE
+    acts = True
     deadline = 20.0
 
     def __init__(self, store: Store) -> None:

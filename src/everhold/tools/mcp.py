@@ -24,7 +24,7 @@ from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
 from everhold.ports.log import EventLogger
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolFile, ToolResult
+from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
 from everhold.tools.attach import format_file
 from everhold.tools.mcp_program import McpProgram, select_environment
 
@@ -100,10 +100,10 @@ class McpServers:
                     self._keep_running(f"mcp/{name}", server.run), name=f"mcp {name}"
                 )
 
-    def get_tools(self, agent: AgentSettings) -> dict[str, Tool]:
+    def get_tools(self, agent: AgentSettings) -> dict[str, McpTool]:
         """Return the known tools of this agent's servers. A server that failed keeps its tools, because it may
         recover."""
-        found: dict[str, Tool] = {}
+        found: dict[str, McpTool] = {}
         for name in list_server_names(agent):
             server = self._servers.get(name)
             for offer in server.offers if server else ():
@@ -365,14 +365,14 @@ class McpTool:
 
     def __init__(self, servers: McpServers, *, server: str, offer: McpToolOffer) -> None:
         self._servers = servers
-        self._server = server
+        self.server = server
         self._name = offer.name
         self.spec = offer.spec
         self.effect: ToolEffect = offer.effect
         self.deadline = offer.deadline
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
-        server = self._servers.get_server(self._server)
+        server = self._servers.get_server(self.server)
         client = await server.get_client()
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
@@ -386,11 +386,11 @@ class McpTool:
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
                 server.request_liveness_check()
-                raise InDoubt(f"the tool server {self._server} failed during the call") from None
+                raise InDoubt(f"the tool server {self.server} failed during the call") from None
             return ToolResult(text=truncate_text(server.redact_text(f"Error: {error.message}")), error=True)
         except OSError as error:
             server.request_liveness_check()
-            raise InDoubt(f"the connection to the tool server {self._server} broke: {error}") from None
+            raise InDoubt(f"the connection to the tool server {self.server} broke: {error}") from None
         return server.convert_result(result)
 
     async def probe(self, context: ToolContext) -> ToolResult | None:

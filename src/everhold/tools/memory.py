@@ -14,12 +14,16 @@ from everhold.core.facts import (
     build_fact_id,
     build_fact_versions,
     count_fact_chars,
-    find_foreign_source,
+    explain_foreign_change,
+    find_note_source,
+    is_visible_to,
     mark_note_source,
     match_facts,
     render_fact_list,
     select_valid_facts,
 )
+from everhold.core.people import PeopleDirectory
+from everhold.core.roles import ToolAccess
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
@@ -35,6 +39,8 @@ class FactSource(Protocol):
 
     async def list_versions(self, agent: str) -> Sequence[Fact]: ...
 
+    async def get_people(self) -> PeopleDirectory: ...
+
 
 class InvalidOperation(Exception):
     """An operation that cannot be carried out, with the reason for the model."""
@@ -44,6 +50,8 @@ class FactMemoryTool:
     """Curates facts. It is pure: a repeated run before the commit has no effect, and ids derive from the call."""
 
     effect = ToolEffect.PURE
+    acts = False
+    access = ToolAccess.NOTE
     deadline = 10.0
 
     def __init__(self, facts: FactSource, *, limits: Mapping[str, int] = FACT_LIMITS_CHARS) -> None:
@@ -90,21 +98,22 @@ class FactMemoryTool:
         if len(operations) > MAX_OPERATIONS:
             return ToolResult(text=f"At most {MAX_OPERATIONS} operations at once.", error=True)
         facts = list(await self.facts.list_versions(context.agent))
+        people = await self.facts.get_people()
+        present = people.expand_audience(context.stamp.audience)
         notes: list[Noted] = []
         said: list[str] = []
         for number, operation in enumerate(operations):
             try:
-                note, line = self._apply_operation(
-                    operation, select_valid_facts(facts, context.stamp.audience), context, number
-                )
+                visible = select_valid_facts(facts, present)
+                note, line = self._apply_operation(operation, visible, context, number, people)
             except InvalidOperation as wrong:
                 which = f"Operation {number + 1}: " if len(operations) > 1 else ""
                 return ToolResult(text=f"{which}{wrong} Nothing was changed.", error=True)
             said.append(line)
             if note is not None:
                 notes.append(note)
-                facts = _apply_note(facts, note, context)
-        over = self._find_limit_problem(select_valid_facts(facts, context.stamp.audience), notes)
+                facts = _apply_note(facts, note, context, people)
+        over = self._find_limit_problem(select_valid_facts(facts, present), notes)
         if over:
             return ToolResult(text=over, error=True)
         return ToolResult(text="\n".join(said), notes=tuple(notes))
@@ -113,7 +122,12 @@ class FactMemoryTool:
         return None
 
     def _apply_operation(
-        self, operation: object, facts: Sequence[Fact], context: ToolContext, number: int
+        self,
+        operation: object,
+        facts: Sequence[Fact],
+        context: ToolContext,
+        number: int,
+        people: PeopleDirectory,
     ) -> tuple[Noted | None, str]:
         """Return the note of an operation, or None if it changes nothing; and the text of the result."""
         if not isinstance(operation, dict):
@@ -124,6 +138,8 @@ class FactMemoryTool:
         target = operation.get("target", "memory")
         if target not in FACT_TARGETS:
             raise InvalidOperation(f"`target` is one of {', '.join(FACT_TARGETS)}.")
+        if action == "remove" and context.sources and not context.said:
+            raise InvalidOperation("Only a person's own words can remove a fact, and this turn contains none.")
         text = content.strip() if isinstance(content, str) else ""
         if action != "remove" and not text:
             raise InvalidOperation("Say what to remember: `content`.")
@@ -135,13 +151,15 @@ class FactMemoryTool:
             if any(fact.text == text and fact.target == target for fact in facts):
                 return None, f"Known already: {text}"
             note = Noted(text=text, fact=build_fact_id(context.key, number), tags=(target,), stamp=context.stamp)
-            if source := find_foreign_source(text, said=context.said, sources=context.sources):
+            if source := find_note_source(text, context):
                 return mark_note_source(note, source), _format_noted_reply(text, source)
             return note, f"Added {note.fact}: {text}"
         old = self._find_fact(operation.get("old_text"), facts)
+        if refusal := explain_foreign_change(old, context, people):
+            raise InvalidOperation(refusal)
         if action == "replace" and old.text == text:
             return None, f"It says that already: {text}"
-        if action == "replace" and (source := find_foreign_source(text, said=context.said, sources=context.sources)):
+        if action == "replace" and (source := find_note_source(text, context)):
             note = Noted(text=text, tags=(old.target,), stamp=context.stamp)
             return mark_note_source(note, source), _format_noted_reply(text, source)
         if action == "remove" and context.sources and not context.said:
@@ -182,15 +200,12 @@ class FactMemoryTool:
         return ""
 
 
-def _apply_note(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact]:
+def _apply_note(facts: Sequence[Fact], note: Noted, context: ToolContext, people: PeopleDirectory) -> list[Fact]:
     """Return the facts as they will be after a note is committed."""
     if not note.fact:
         return list(facts)
-    kept = [
-        fact
-        for fact in facts
-        if not (fact.is_valid and fact.id == note.fact and set(context.stamp.audience) <= set(fact.stamp.audience))
-    ]
+    present = people.expand_audience(context.stamp.audience)
+    kept = [fact for fact in facts if not (fact.is_valid and fact.id == note.fact and is_visible_to(fact, present))]
     if note.action == "remove":
         return kept
     entry = Entry(
@@ -205,7 +220,7 @@ def _apply_note(facts: Sequence[Fact], note: Noted, context: ToolContext) -> lis
         body=note,
         digest=b"",
     )
-    return [*kept, *build_fact_versions([entry], agent=context.agent)]
+    return [*kept, *build_fact_versions([entry], agent=context.agent, people=people)]
 
 
 def _format_noted_reply(text: str, source: str) -> str:
@@ -220,6 +235,8 @@ class RememberTool:
     matter."""
 
     effect = ToolEffect.PURE
+    acts = False
+    access = ToolAccess.NOTE
     deadline = 5.0
     name = "remember"
     about = (
@@ -258,7 +275,7 @@ class RememberTool:
         note = Noted(
             text=text.strip(), cites=_as_positive_integers(arguments.get("cites")), tags=self.tags, stamp=context.stamp
         )
-        if source := find_foreign_source(note.text, said=context.said, sources=context.sources):
+        if source := find_note_source(note.text, context):
             note = mark_note_source(note, source)
             return ToolResult(text=f"Noted, as coming from {source}.", notes=(note,))
         return ToolResult(text="Noted.", notes=(note,))

@@ -3,12 +3,15 @@ whose audience includes everybody present."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from everhold.core.entries import Entry, Heard, Noted, Returned, Said, Stamp, Thought
+from everhold.core.people import can_hear
+from everhold.core.provenance import describe_origin, render_piece
 from everhold.core.recall import describe_source
+from everhold.core.roles import ToolAccess
 from everhold.errors import NotFound
 from everhold.ports.memory import MemoryHit
 from everhold.ports.model import ToolSpec
@@ -30,15 +33,26 @@ class SupportsSessionSearch(Protocol):
     ) -> Sequence[MemoryHit]: ...
 
 
+class SupportsRetractions(Protocol):
+    """Knows which notes were replaced or taken back."""
+
+    async def find_retracted(self, agent: str, entries: Iterable[Entry]) -> set[tuple[str, int]]: ...
+
+
 class SessionSearchTool:
     """The tool only reads, so a repeat is harmless."""
 
     effect = ToolEffect.PURE
+    acts = False
+    access = ToolAccess.READ
     deadline = 10.0
 
-    def __init__(self, memory: SupportsSessionSearch, store: Store) -> None:
+    def __init__(
+        self, memory: SupportsSessionSearch, store: Store, *, notes: SupportsRetractions | None = None
+    ) -> None:
         self.memory = memory
         self.store = store
+        self.notes = notes
         self.spec = ToolSpec(
             name="session_search",
             description=(
@@ -77,12 +91,30 @@ class SessionSearchTool:
         found = await self.memory.search(
             query, agent=context.agent, audience=context.stamp.audience, session=session or None, limit=limit
         )
+        found = await self._filter_hits(found, context)
         if not found:
             return ToolResult(text="Nothing was found.")
         return ToolResult(text="\n\n".join(_format_hit(one) for one in found))
 
     async def probe(self, context: ToolContext) -> ToolResult | None:
         return None
+
+    async def _filter_hits(self, hits: Sequence[MemoryHit], context: ToolContext) -> list[MemoryHit]:
+        """Return the hits that the log allows: it knows the people, and what was erased, undone or taken back."""
+        cited = await self.store.get_cited_entries({(hit.session, hit.seq) for hit in hits})
+        present = (await self.store.get_people()).expand_audience(context.stamp.audience)
+        entries = [it.entry for it in cited.values()]
+        gone = await self.notes.find_retracted(context.agent, entries) if self.notes is not None else set()
+        allowed = {
+            place
+            for place, it in cited.items()
+            if it.agent == context.agent
+            and not it.undone
+            and place not in gone
+            and (stamped := _get_entry_text(it.entry)) is not None
+            and can_hear(present, stamped[1].audience, it.entry.at)
+        }
+        return [hit for hit in hits if (hit.session, hit.seq) in allowed]
 
     async def _read_entry(self, session: str, seq: int, page: int, context: ToolContext) -> ToolResult:
         # an entry outside the audience gets the same answer as a missing one
@@ -99,7 +131,8 @@ class SessionSearchTool:
         if stamped is None or about.agent != context.agent:
             return missing
         text, stamp = stamped
-        if not set(context.stamp.audience) <= set(stamp.audience):
+        present = (await self.store.get_people()).expand_audience(context.stamp.audience)
+        if not can_hear(present, stamp.audience, entry.at):
             return missing
         return _format_page(entry, text, page)
 
@@ -114,7 +147,10 @@ def _format_page(entry: Entry, text: str, page: int) -> ToolResult:
 
 def _get_entry_text(entry: Entry) -> tuple[str, Stamp] | None:
     match entry.body:
-        case Heard() | Said() | Noted():
+        case Heard():
+            own = [entry.body.text] if entry.body.text else []
+            return "\n".join([*own, *map(render_piece, entry.body.pieces)]), entry.body.stamp
+        case Said() | Noted():
             return entry.body.text, entry.body.stamp
         case _:
             return None
@@ -123,7 +159,7 @@ def _get_entry_text(entry: Entry) -> tuple[str, Stamp] | None:
 def _format_hit(found: MemoryHit) -> str:
     text = found.text if len(found.text) <= EXCERPT_CHARS else f"{found.text[:EXCERPT_CHARS]} …"
     who = describe_source(found)
-    origin = f"not said by a person but from {found.origin}" if found.origin else ""
+    origin = describe_origin(found.origin) if found.origin else ""
     about = [f"session {found.session}", f"entry {found.seq}", who, _format_time(found.at), origin]
     return f"[{', '.join(part for part in about if part)}]\n{text}"
 

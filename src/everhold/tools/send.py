@@ -19,6 +19,7 @@ class SendTool:
     so a repeated run before the commit has no effect: the tool is pure."""
 
     effect = ToolEffect.PURE
+    acts = True
     deadline = 5.0
 
     def __init__(self, agent: str, allowed: Sequence[str]) -> None:

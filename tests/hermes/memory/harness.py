@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everhold.core.entries import Stamp
+from everhold.hermes.memory.identity import choose_home_key
 from everhold.hermes.memory.provider import HermesMemory
 from everhold.hermes.memory.settings import HermesSettings
 from everhold.ports.log import EventLogger
@@ -100,19 +101,38 @@ class HermesPluginHarness:
         self.log = RecordingLogger()
 
     @asynccontextmanager
-    async def open(self, **settings: Any) -> AsyncIterator[HermesMemory]:
-        given = {"path": str(self.plugin), "hermes_home": str(self.home), "deadline_seconds": 60.0, **settings}
+    async def open(self, owner: str | None = "ada", /, **settings: Any) -> AsyncIterator[HermesMemory]:
+        """Open the provider. Most tests are about one person, the owner, so others are served without a test."""
+        given = {
+            "path": str(self.plugin),
+            "hermes_home": str(self.home),
+            "deadline_seconds": 60.0,
+            "serves": "everybody",
+            **settings,
+        }
         directory = self.path / "data"
         directory.mkdir(exist_ok=True)
-        context = PluginContext(agent="main", instance="notes", directory=directory, log=self.log, clock=WallClock())
+        context = PluginContext(
+            agent="main",
+            instance="notes",
+            directory=directory,
+            log=self.log,
+            clock=WallClock(),
+            is_owner=lambda who: None if owner is None else who == owner,
+        )
         provider = HermesMemory(HermesSettings.model_validate(given), context)
         try:
             yield provider
         finally:
             await provider.close()
 
-    def read_calls(self, *kinds: str) -> list[list[Any]]:
-        file = self.home / "diary.jsonl"
+    def find_home(self, stamp: Stamp) -> Path:
+        """Return the home of a person or room that is not the owner."""
+        return self.path / "data" / "homes" / choose_home_key(stamp)
+
+    def read_calls(self, *kinds: str, home: Path | None = None) -> list[list[Any]]:
+        """Return the calls that the plug-in recorded in a home; by default in the owner's."""
+        file = (home or self.home) / "diary.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [line for line in lines if not kinds or line[0] in kinds]
 

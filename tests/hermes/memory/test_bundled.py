@@ -37,8 +37,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hermes-agent")
     venv.create(directory, with_pip=True)
     python = directory / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    clients = ("honcho-ai", "hindsight-client", "mem0ai", "supermemory==3.50.0")
     subprocess.run(
-        [python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0", "honcho-ai", "hindsight-client", "mem0ai"],
+        [python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0", *clients],
         check=True,
         timeout=800,
     )
@@ -51,13 +52,14 @@ def find_plugin(python: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name: str) -> None:
+async def test_each_bundled_plugin_loads_unmodified(tmp_path: Path, python: Path, name: str) -> None:
     """Without its key or service, a plug-in loads, reports that it is not available and receives nothing."""
     async with HermesPluginHarness(tmp_path).open(path=find_plugin(python, name), python=str(python)) as plugin:
-        with contextlib.suppress(Transient):
-            await plugin._host.start()
-        assert plugin._host.description["name"], plugin._host.problem
-        assert plugin._host.description["tools"]
+        async with plugin._pool.borrow(tmp_path / "hermes") as host:
+            with contextlib.suppress(Transient):
+                await host.start()
+            assert host.description["name"], host.problem
+            assert host.description["tools"]
 
 
 async def test_honcho_loses_nothing_while_it_initialises(tmp_path: Path, python: Path) -> None:

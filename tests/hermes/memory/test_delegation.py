@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from everhold.app import get_local_user
 from everhold.ports.memory import SEEN_REMOTE_ID, JobResult, MemoryBatch, MemoryCapability
 from tests.e2e.running_gateway import RunningGateway
 from tests.memories.gateway_process import GatewayProcess
@@ -37,10 +38,10 @@ def make_job_batch(*found: JobResult) -> MemoryBatch:
     return MemoryBatch(name=NAME, items=(), jobs=found)
 
 
-async def test_it_receives_task_and_result_under_the_requester_s_identity(tmp_path: Path) -> None:
+async def test_the_plugin_receives_task_and_result_under_the_requester_s_identity(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, OVERSEER)
     async with harness.open() as plugin:
-        assert MemoryCapability.JOBS in plugin.capabilities, "nobody knows yet"
+        assert MemoryCapability.JOBS in plugin.capabilities, "before the first run the hook is assumed"
         assert await plugin.store(make_job_batch(make_job())) == {"s:9:job": ""}
     async with harness.open() as plugin:
         assert MemoryCapability.JOBS in plugin.capabilities
@@ -72,7 +73,7 @@ async def test_a_plugin_without_the_hook_is_not_initialised(tmp_path: Path) -> N
         assert MemoryCapability.JOBS not in plugin.capabilities
 
 
-async def test_what_it_shows_of_a_job_is_confirmed(tmp_path: Path) -> None:
+async def test_a_job_that_the_plugin_shows_is_confirmed(tmp_path: Path) -> None:
     keeps = "\n    def on_delegation(self, task, result, **kwargs): self.kept.append(f'{task}: {result}')\n"
     async with HermesPluginHarness(tmp_path, KEEPER + keeps).open() as plugin:
         assert await plugin.probe(make_job_batch(make_job())) == []
@@ -103,8 +104,9 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
     hang = harness.home / "hang"
     harness.home.mkdir()
     where: dict[str, Any] = {"path": str(harness.plugin), "hermes_home": str(harness.home), "deadline_seconds": 10.0}
-    memories = {"it": {"provider": "hermes-plugin", **where}}
-    config = json.dumps({"agents": {"main": {"memories": ["it"], "tools": []}}, "memories": memories})
+    memories = {"it": {"provider": "hermes-plugin", "serves": "everybody", **where}}
+    owner = {"people": [{"name": get_local_user()}], "access": {"owners": [get_local_user()]}}
+    config = json.dumps({"agents": {"main": {"memories": ["it"], "tools": []}}, "memories": memories, **owner})
     gateway = GatewayProcess(tmp_path, config)
 
     async def say(text: str) -> None:
@@ -148,7 +150,7 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
         await asyncio.sleep(1)
         assert list_received()[:2] == ["count the cats", "count the dogs"]
         assert set(list_received()[2:]) == {"count the birds"}
-        assert len(list_received()) <= 4, "at most the one in flight comes twice"
+        assert len(list_received()) <= 4, "at most the job in flight is delivered twice"
         children = [line[3] for line in harness.read_calls("on_delegation")]
         assert len(set(children)) == 3, "under a stable name"
         assert {line[1] for line in harness.read_calls("initialize")} == {harness.read_calls("initialize")[0][1]}

@@ -14,8 +14,8 @@ from .harness import RECORDER
 from .test_misbehaving import BLOCKS, FLOODS, LEAKS, LEAVES, RAISES, SHOUTS
 
 ALL = {"raises": RAISES, "blocks": BLOCKS, "shouts": SHOUTS, "leaves": LEAVES, "leaks": LEAKS, "floods": FLOODS}
-PATIENT = {"leaks", "floods"}
-"""Slow and harmless plug-ins."""
+HURRIED = {"blocks"}
+"""Plug-ins whose calls must end by the deadline. The others need longer than that to start on a busy machine."""
 
 
 def read_received(path: Path, name: str) -> list[str]:
@@ -32,8 +32,14 @@ async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_statu
         plugin.mkdir()
         (plugin / "__init__.py").write_text(source)
         where = {"path": str(plugin), "hermes_home": str(tmp_path / f"home-of-{name}")}
-        deadline = 30.0 if name in PATIENT else 2.0
-        memories[name] = {"provider": "hermes-plugin", "deadline_seconds": deadline, "read_back": False, **where}
+        deadline = 2.0 if name in HURRIED else 30.0
+        memories[name] = {
+            "provider": "hermes-plugin",
+            "deadline_seconds": deadline,
+            "read_back": False,
+            **where,
+            "serves": "everybody",
+        }
     main = {"memories": list(memories), "recall": {"deadline_seconds": 2}, "tools": []}
     async with RunningGateway(tmp_path, json.dumps({"agents": {"main": main}, "memories": memories})) as t:
         for text in ("hello", "a bad thing", "a good thing"):
@@ -46,7 +52,8 @@ async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_statu
             rows = {row["memory"]: row for row in (await t.app.memory_admin.collect_status())["memories"]}
             # after the restart it reports for a moment that its process was killed
             blocked = "no answer" in rows["blocks"]["error"]
-            return not rows["raises"]["waiting"] and blocked and bool(rows["leaves"]["error"])
+            delivered = not rows["raises"]["backlog"] and not rows["well"]["backlog"]
+            return delivered and blocked and bool(rows["leaves"]["error"])
 
         await t.wait_until(settled)
         assert read_received(tmp_path, "raises") == ["hello", "a good thing"], (
@@ -58,7 +65,7 @@ async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_statu
         await t.wait_until(lambda: "did not return within 2 s" in t.log.getvalue())  # its process is killed with it
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
-        assert (conditions["well"]["state"], rows["well"]["handed_over"]) == ("well", 3)
+        assert (conditions["well"]["state"], rows["well"]["sent"]) == ("healthy", 3)
         await t.wait_until(lambda: read_received(tmp_path, "floods") == ["hello", "a bad thing", "a good thing"])
         assert "x" * 10_000 not in t.log.getvalue(), "ten megabytes are no memory"
         await t.assert_sound()
@@ -67,7 +74,7 @@ async def test_misbehaving_plugins_do_not_disturb_the_chat_and_show_in_the_statu
 
 
 @pytest.mark.prove
-async def test_in_a_gateway_it_receives_every_session_switch(tmp_path: Path) -> None:
+async def test_a_plugin_receives_every_session_switch_of_a_gateway(tmp_path: Path) -> None:
     plugin, home = tmp_path / "recorder", tmp_path / "hermes"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(RECORDER)

@@ -54,7 +54,7 @@ def make_tool_context(**more: object) -> ToolContext:
     return structs.replace(ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP), **more)
 
 
-async def test_it_receives_person_and_place(tmp_path: Path) -> None:
+async def test_the_plugin_receives_person_and_place(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
@@ -75,7 +75,7 @@ async def test_it_receives_person_and_place(tmp_path: Path) -> None:
     }
 
 
-async def test_a_turn_is_a_turn(tmp_path: Path) -> None:
+async def test_a_plugin_receives_one_turn_per_turn(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         found = await plugin.find(make_query("where is the cat?"))
@@ -105,17 +105,19 @@ async def test_a_turn_is_a_turn(tmp_path: Path) -> None:
     assert harness.read_calls("on_session_end") == [["on_session_end", 4]]
 
 
-async def test_every_conversation_has_a_provider_of_its_own(tmp_path: Path) -> None:
+async def test_every_session_has_its_own_provider(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("in private")))
         await plugin.store(make_batch(make_exchange("in company", stamp=GROUP, session="g"), name="group"))
         await plugin.store(make_batch(make_exchange("in private again", key="3")))
-    assert [(line[1], line[2]["user_id"]) for line in harness.read_calls("initialize")] == [
-        (NAME, "ada"),
-        ("group", "chat:agent:main:telegram:group:-100"),
+    there = harness.find_home(GROUP)
+    assert [(line[1], line[2]["user_id"]) for line in harness.read_calls("initialize")] == [(NAME, "ada")]
+    assert [(line[1], line[2]["user_id"]) for line in harness.read_calls("initialize", home=there)] == [
+        ("group", "chat:agent:main:telegram:group:-100")
     ]
-    assert [line[3] for line in harness.read_calls("sync_turn")] == [NAME, "group", NAME]
+    assert [line[3] for line in harness.read_calls("sync_turn")] == [NAME, NAME]
+    assert [line[3] for line in harness.read_calls("sync_turn", home=there)] == ["group"]
 
 
 async def test_in_a_group_the_author_of_each_utterance_is_named(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ async def test_in_a_group_the_author_of_each_utterance_is_named(tmp_path: Path) 
     )
     async with harness.open() as plugin:
         await plugin.store(make_batch(both, name="group"))
-    assert harness.read_calls("sync_turn")[0][1] == "ada: tea\n\nbob: coffee"
+    assert harness.read_calls("sync_turn", home=harness.find_home(GROUP))[0][1] == "ada: tea\n\nbob: coffee"
 
 
 async def test_session_switches_are_reported(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ async def test_a_job_or_a_switch_alone_initialises_nothing(tmp_path: Path) -> No
     assert harness.read_calls() == []
 
 
-async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None:
+async def test_tools_are_offered_once_they_are_known(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:
         assert MemoryCapability.TOOLS not in plugin.capabilities
@@ -212,7 +214,7 @@ async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None
     assert [line[1:] for line in harness.read_calls("tool")] == [["flat", {"a": 1}], ["wrapped", {"fail": True}]]
 
 
-async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path) -> None:
+async def test_tools_are_limited_in_number_and_by_configuration(tmp_path: Path) -> None:
     many = RECORDER.replace(
         "def get_tool_schemas(self):",
         "def get_tool_schemas(self):\n        return [{'name': f't{n}'} for n in range(118)]",
@@ -227,7 +229,7 @@ async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path)
         assert [tool.spec.name for tool in plugin.tools()] == ["t3", "t117"]
 
 
-async def test_what_is_said_while_it_gets_ready_is_not_lost(tmp_path: Path) -> None:
+async def test_items_during_the_initialisation_are_not_lost(tmp_path: Path) -> None:
     """In hermes-agent, a plug-in that initialises in the background drops what arrives before that."""
     harness = HermesPluginHarness(tmp_path, SLOW_START)
     async with harness.open() as plugin:
@@ -244,7 +246,7 @@ async def test_a_change_of_its_files_rebuilds_the_memory(tmp_path: Path) -> None
         await wait_until(lambda: plugin.cache_busting_signature() != before)
 
 
-async def test_what_it_keeps_in_its_home_itself_is_no_change_of_its_settings(tmp_path: Path) -> None:
+async def test_a_change_of_the_plugin_s_own_data_does_not_rebuild_it(tmp_path: Path) -> None:
     """Many plug-ins store data in a file among their settings, which must not rebuild them for every message."""
     kept = "json.dump([user_content], open(get_hermes_home() / 'kept.json', 'w')); write(\"sync_turn\", user_content"
     harness = HermesPluginHarness(tmp_path, REGISTERED.replace('write("sync_turn", user_content', kept))
@@ -300,7 +302,7 @@ QUEUED = RECORDER.replace(
 )
 
 
-async def test_what_it_puts_in_a_queue_of_its_own_is_waited_for(tmp_path: Path) -> None:
+async def test_a_plugin_s_own_queue_is_waited_for(tmp_path: Path) -> None:
     """Its writer thread never ends, but it is idle when everything was sent."""
     harness = HermesPluginHarness(tmp_path, QUEUED)
     async with harness.open() as plugin:
@@ -314,7 +316,7 @@ async def test_the_description_from_the_first_use_causes_one_rebuild_only(tmp_pa
     harness = HermesPluginHarness(tmp_path)
 
     def make(agent: str, directory: Path) -> HermesMemory:
-        settings = HermesSettings(path=str(harness.plugin), hermes_home=str(harness.home))
+        settings = HermesSettings(path=str(harness.plugin), serves="everybody")
         context = PluginContext(agent=agent, instance="notes", directory=directory, log=harness.log, clock=WallClock())
         return HermesMemory(settings, context)
 
@@ -414,7 +416,7 @@ LOADS = RECORDER.replace(
 
 
 @pytest.mark.prove
-async def test_a_writer_that_still_loads_what_it_writes_with_is_waited_for(tmp_path: Path) -> None:
+async def test_a_writer_that_is_still_loading_is_waited_for(tmp_path: Path) -> None:
     """A stop would lose everything that it received in between."""
     harness = HermesPluginHarness(tmp_path, LOADS)
     (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(5.5)")

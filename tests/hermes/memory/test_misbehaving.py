@@ -53,13 +53,13 @@ async def test_a_plugin_that_blocks_is_killed_and_restarted(tmp_path: Path) -> N
         with pytest.raises(Transient, match="started again in"):
             await plugin.store(make_batch(make_exchange("too soon")))
         assert "did not return" in (await plugin.health()).text
-        await wait_until(lambda: plugin._host._restart_after < time.monotonic())
+        await wait_until(lambda: not plugin._pool.list_hosts()[0].is_waiting)
         await plugin.store(make_batch(make_exchange("good")))
-        assert (await plugin.health()).well
+        assert (await plugin.health()).healthy
     assert [line[1] for line in harness.read_calls("sync_turn")] == ["good"]
 
 
-async def test_what_it_prints_is_no_answer(tmp_path: Path) -> None:
+async def test_printed_output_is_not_taken_for_a_response(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, SHOUTS)
     async with harness.open() as plugin:
         assert await plugin.store(make_batch(make_exchange("hello"))) == {"k": ""}
@@ -73,7 +73,7 @@ async def test_a_call_to_a_plugin_that_exits_is_in_doubt(tmp_path: Path) -> None
     async with harness.open() as plugin:
         with pytest.raises(InDoubt, match="ended with 7"):
             await plugin.store(make_batch(make_exchange("bad")))
-        await wait_until(lambda: plugin._host._restart_after < time.monotonic())
+        await wait_until(lambda: not plugin._pool.list_hosts()[0].is_waiting)
         await plugin.store(make_batch(make_exchange("good")))
 
 

@@ -53,7 +53,7 @@ async def test_a_plugin_that_is_not_a_subclass_loads(tmp_path: Path) -> None:
     assert harness.read_calls("sync_turn") == [["sync_turn", "hello", "I see.", ["messages", "session_id"]]]
 
 
-async def test_hooks_are_called_with_what_they_take(tmp_path: Path) -> None:
+async def test_hooks_are_called_with_the_arguments_they_accept(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, ODD)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello"), make_note("likes tea")))
@@ -66,6 +66,42 @@ async def test_hooks_are_called_with_what_they_take(tmp_path: Path) -> None:
 
 async def test_a_directory_may_have_more_than_one_file(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, RELATIVE, name="with-dash")
+    (harness.plugin / "inner.py").write_text(RECORDER)
+    async with harness.open() as plugin:
+        await plugin.store(make_batch(make_exchange("hello")))
+    assert len(harness.read_calls("sync_turn")) == 1
+
+
+RE_EXPORTED = "from .inner import Recorder\n"
+LAZY = """
+def __getattr__(name):
+    if name != "Recorder": raise AttributeError(name)
+    from .inner import Recorder
+    return Recorder
+"""
+WITH_BASE = """
+from .inner import Recorder
+class Abstract(Recorder):
+    def __init__(self): raise TypeError("abstract")
+"""
+REGISTERS_NOTHING = RE_EXPORTED + "def register(ctx): ctx.register_tool('t')\n"
+REGISTER_FAILS = RE_EXPORTED + "def register(ctx): raise RuntimeError('not today')\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        RE_EXPORTED,
+        LAZY + "def __dir__(): return ['Recorder']\n",
+        LAZY + "__all__ = ['Recorder']\n",
+        WITH_BASE,
+        REGISTERS_NOTHING,
+        REGISTER_FAILS,
+    ],
+    ids=["re-exported", "lazy, in dir", "lazy, in __all__", "base class", "registers nothing", "register fails"],
+)
+async def test_what_hermes_agent_finds_in_a_package_loads(tmp_path: Path, source: str) -> None:
+    harness = HermesPluginHarness(tmp_path, source, name="gbrain-memory")
     (harness.plugin / "inner.py").write_text(RECORDER)
     async with harness.open() as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
@@ -94,7 +130,7 @@ async def test_an_installed_package_loads_by_its_name(tmp_path: Path, group: str
         ("x = 1", "neither `register` nor"),
         ("def register(ctx): pass", "registers no memory provider"),
         ("raise RuntimeError('not today')", "not today"),
-        (RECORDER + "class Other(Recorder): pass\n", "several memory providers"),
+        (RECORDER + "    def __init__(self): raise ValueError('no engine')\n", "Recorder: ValueError: no engine"),
     ],
 )
 async def test_a_plugin_that_does_not_load_reports_why_and_nothing_is_lost(
@@ -103,10 +139,10 @@ async def test_a_plugin_that_does_not_load_reports_why_and_nothing_is_lost(
     async with HermesPluginHarness(tmp_path, source).open() as plugin:
         with pytest.raises(Transient, match=words):
             await plugin.store(make_batch(make_exchange("hello")))
-        assert not (await plugin.health()).well
+        assert not (await plugin.health()).healthy
 
 
-async def test_one_in_the_home_s_plugins_loads_by_its_name(tmp_path: Path) -> None:
+async def test_a_plugin_in_the_home_s_directory_loads_by_its_name(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     (harness.home / "notes").mkdir(parents=True)  # the directory of its settings, not of its code
     (harness.home / "plugins").symlink_to(harness.plugin.parent)
@@ -129,7 +165,7 @@ async def test_a_relative_path_is_resolved_from_our_working_directory(
     assert len(harness.read_calls("sync_turn")) == 1
 
 
-async def test_tools_that_no_model_could_be_offered_are_left_out(tmp_path: Path) -> None:
+async def test_tools_with_an_invalid_schema_are_left_out(tmp_path: Path) -> None:
     """With one invalid tool every model request would be refused."""
     odd = "[{'name': 'a tool!'}, {'name': 'x' * 65}, {'name': 'list', 'parameters': ['q']}, None, {'name': 7}]"
     harness = HermesPluginHarness(tmp_path, REGISTERED.replace("        return [{", f"        return {odd} + [{{", 1))
@@ -146,13 +182,13 @@ async def test_a_missing_plugin_is_named(tmp_path: Path) -> None:
             await plugin.find(make_query("hello"))
 
 
-async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     async with HermesPluginHarness(tmp_path).open(python="/no/such/python") as plugin:
         with pytest.raises(Transient, match="/no/such/python cannot be run"):
             await plugin.store(make_batch(make_exchange("hello")))
 
 
-async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
+async def test_an_unavailable_plugin_reports_what_it_needs(tmp_path: Path) -> None:
     wants = "lambda self: [{'key': 'token', 'secret': True, 'env_var': 'THEIR_TOKEN'}, {'key': 'colour'}]"
     source = RECORDER.replace(
         "name =", f"is_available = lambda self: False\n    get_config_schema = {wants}\n    name ="
@@ -163,7 +199,7 @@ async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
     assert "it needs THEIR_TOKEN: " in raised.value.remedy
 
 
-async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:
+async def test_an_unavailable_plugin_receives_nothing(tmp_path: Path) -> None:
     """hermes-agent skips it silently; here the items wait for it."""
     harness = HermesPluginHarness(tmp_path, RECORDER.replace("name =", "is_available = lambda self: False\n    name ="))
     async with harness.open() as plugin:

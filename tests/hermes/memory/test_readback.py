@@ -50,7 +50,7 @@ LONG = "my grey cat is called Mimi and sleeps under the stove"
 OTHER = "the train to Vienna leaves at seven from platform nine"
 
 
-async def test_what_it_shows_is_confirmed_and_nothing_else(tmp_path: Path) -> None:
+async def test_only_items_that_the_plugin_shows_are_confirmed(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, KEEPER)
     async with harness.open() as plugin:
         sent = make_batch(
@@ -84,9 +84,7 @@ async def test_a_readback_does_not_consume_the_prefetch_of_the_next_turn(tmp_pat
 
 
 @pytest.mark.parametrize("source", [HANGING, RAISING], ids=["hangs", "raises"])
-async def test_a_search_that_fails_holds_nothing_up(
-    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_search_delays_nothing(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.2)
     harness = HermesPluginHarness(tmp_path, source)
     async with harness.open() as plugin:
@@ -97,12 +95,10 @@ async def test_a_search_that_fails_holds_nothing_up(
         assert [it.text for it in await plugin.find(make_query("cat"))]
         assert len(harness.read_calls("sync_turn")) == 5
         assert len(harness.read_calls("tool")) <= 3, "then the readback is paused"
-        assert (await plugin.health()).well
+        assert (await plugin.health()).healthy
 
 
-async def test_a_search_that_never_ends_does_not_end_the_plug_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_endless_search_does_not_stop_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A readback is optional, so it must not cause the loss of what the plug-in is processing."""
     monkeypatch.setattr("everhold.hermes.memory.provider.CHECK_SECONDS", 0.1)
     harness = HermesPluginHarness(tmp_path, HANGING)
@@ -159,7 +155,7 @@ async def test_delivery_waits_for_a_plugin_that_cannot_be_searched(
         assert await plugin.probe(sent) == [], "not for ever"
 
 
-async def test_readback_can_be_switched_off(tmp_path: Path) -> None:
+async def test_readback_can_be_disabled(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, KEEPER)
     async with harness.open(read_back=False) as plugin:
         assert await plugin.store(make_batch(make_exchange(LONG))) == {"k": ""}

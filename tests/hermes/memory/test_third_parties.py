@@ -33,7 +33,7 @@ def find_plugin(python: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["luminary", "mnemosyne", *FOLDERS])
-async def test_it_takes_a_turn_and_recalls_it(tmp_path: Path, python: Path, name: str) -> None:
+async def test_a_third_party_plugin_stores_a_turn_and_recalls_it(tmp_path: Path, python: Path, name: str) -> None:
     path = find_plugin(python, name) if name in FOLDERS else name
     async with HermesPluginHarness(tmp_path).open(path=path, python=str(python), deadline_seconds=120) as plugin:
         await plugin.store(make_batch(make_exchange("My cat is called Mimi and she is grey.")))

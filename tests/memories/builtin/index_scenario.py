@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from everhold.core.entries import Changed, ChatLocation, EntryDraft, Heard, Noted, OperationsUndone, Said, Stamp
+from everhold.core.entries import (
+    Changed,
+    ChatLocation,
+    EntryDraft,
+    Heard,
+    Noted,
+    OperationsUndone,
+    Said,
+    Stamp,
+    TextPiece,
+)
 from everhold.memories.builtin import BuiltinMemory, IndexHit, MemoryIndex
 from everhold.memories.builtin.embeddings import EmbeddingsMode
 from everhold.ports.store import Change, SessionOpening, Step
@@ -38,6 +48,7 @@ class IndexScenario(StoreScenario):
         name: str = "",
         op: int | None = None,
         at: float = 1.0,
+        pieces: tuple[TextPiece, ...] = (),
     ) -> int:
         """Append a message and an answer by `agent`."""
         stamp = Stamp(person=who, audience=audience)
@@ -45,7 +56,7 @@ class IndexScenario(StoreScenario):
             return await self._put(
                 EntryDraft(body=Said(text=text, to=PLACE, stamp=stamp), author="agent:main", op=op), session, at
             )
-        body = Heard(origin=PLACE, text=text, sender=name, stamp=stamp)
+        body = Heard(origin=PLACE, text=text, sender=name, stamp=stamp, pieces=pieces)
         return await self._put(EntryDraft(body=body, author=f"person:{who}"), session, at)
 
     async def note(

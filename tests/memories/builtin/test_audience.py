@@ -17,7 +17,7 @@ facts = st.tuples(audiences, st.sampled_from(("main", "other")))
 
 @settings(max_examples=25, deadline=None)
 @given(said=st.lists(facts, min_size=1, max_size=8), present=audiences, agent=st.sampled_from(("main", "other")))
-def test_a_fact_is_found_by_exactly_those_who_may_know_it(
+def test_a_fact_is_found_by_exactly_its_audience(
     said: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str
 ) -> None:
     asyncio.run(_check(said, present, agent))
@@ -39,7 +39,7 @@ async def _check(said: list[tuple[tuple[str, ...], str]], present: tuple[str, ..
         await scenario.close()
 
 
-async def test_in_a_group_only_what_all_may_see_is_found(tmp_path: Path) -> None:
+async def test_in_a_group_only_entries_visible_to_all_are_found(tmp_path: Path) -> None:
     scenario = IndexScenario(tmp_path)
     ada, bob, eve = PEOPLE[:3]
     companies = ((ada,), (bob,), (ada, bob), (bob, eve), (eve, bob, ada))
@@ -57,7 +57,7 @@ async def test_in_a_group_only_what_all_may_see_is_found(tmp_path: Path) -> None
     await scenario.close()
 
 
-async def test_a_fact_is_superseded_in_every_audience_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
+async def test_a_fact_is_superseded_only_in_audiences_that_could_see_it(tmp_path: Path) -> None:
     scenario = IndexScenario(tmp_path, embeddings="table")
     both = ("chat:g", "person:ada")
     await scenario.note("tea at four", fact="f", audience=both)

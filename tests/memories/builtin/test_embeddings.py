@@ -54,7 +54,7 @@ def test_numpy_is_not_loaded_before_the_first_search(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["", "numpy"]
 
 
-def test_the_table_is_what_its_notice_says_and_can_be_made_again() -> None:
+def test_the_embedding_table_matches_its_notice_and_can_be_rebuilt() -> None:
     data = Path(static_embeddings.__file__).parent / "data"
     notice = (data / "NOTICE").read_text()
     assert "Apache License 2.0" in notice
@@ -66,12 +66,12 @@ def test_the_table_is_what_its_notice_says_and_can_be_made_again() -> None:
     ) * static_embeddings.DIMENSIONS
 
 
-def test_pieces_are_the_longest_there_are() -> None:
+def test_the_tokenizer_prefers_the_longest_pieces() -> None:
     pieces = WordPieceTokenizer(["un", "##affable", "##aff", "##able", "a", "!", "中"], unknown=99)
     assert pieces.tokenize("Unaffable! ÁÀ 中中 zzz") == [0, 1, 5, 99, 6, 6, 99]
 
 
-def test_every_text_is_its_chunks_joined() -> None:
+def test_the_chunks_of_a_text_join_to_the_text() -> None:
     for text in (
         "",
         "short",
@@ -90,7 +90,7 @@ def test_only_names_are_removed_from_a_question() -> None:
     assert remove_names("Ada?", {"ada"}) == "Ada?"
 
 
-def test_words_that_are_like_the_question_count_one_by_one() -> None:
+def test_words_similar_to_the_question_raise_the_coverage() -> None:
     known = static_embeddings.load_static_embeddings()
     wanted = known.select_content_pieces("which dog do they have")
     kept = [known.pack_pieces(text) for text in ("I adopted a puppy", "quarterly revenue fell", "the of and")]
@@ -120,7 +120,7 @@ class Fake:
         return vector / np.linalg.norm(vector)
 
 
-async def test_the_stronger_model_is_filled_in_beside_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stronger_embeddings_are_added_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_embeddings, "is_available", lambda _: True)
     monkeypatch.setattr(onnx_embeddings, "load_encoder", lambda _: Fake())
     monkeypatch.setattr(embeddings, "MAX_UNEMBEDDED_CHUNKS", 2)
@@ -141,7 +141,7 @@ async def test_the_stronger_model_is_filled_in_beside_the_chat(tmp_path: Path, m
     await scenario.close()
 
 
-async def test_a_large_scope_is_found_by_its_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_scope_is_searched_by_sign_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everhold.memories.builtin.vector_cache.MAX_RESIDENT_CHUNKS", 64)
     monkeypatch.setattr("everhold.memories.builtin.ranking.MAX_CANDIDATE_CHUNKS", 20)
     scenario = IndexScenario(tmp_path)
@@ -216,7 +216,7 @@ def _by_hand(weights: dict[str, Any], ids: Sequence[int], *, layers: int, heads:
     return mean / np.linalg.norm(mean)
 
 
-def test_the_graph_that_is_written_computes_what_bert_computes() -> None:
+def test_the_written_graph_computes_the_same_as_bert() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     weights = _bert(width=8, layers=2, words=20, places=10)
     model = onnxruntime.InferenceSession(
@@ -230,7 +230,7 @@ def test_the_graph_that_is_written_computes_what_bert_computes() -> None:
         assert np.allclose(vector, _by_hand(weights, text, layers=2, heads=2), atol=1e-4)
 
 
-async def test_weights_that_are_not_the_known_ones_are_not_used_and_that_is_said(tmp_path: Path) -> None:
+async def test_unknown_weights_are_refused_and_reported(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     folder = tmp_path / "models" / onnx_embeddings.WEIGHTS_DIRECTORY_NAME
     folder.mkdir(parents=True)
@@ -299,7 +299,7 @@ async def test_the_backfill_pauses_as_long_as_it_works_and_logs_its_progress(
 
 
 @pytest.mark.skipif(not onnx_embeddings.is_available(), reason="needs the weights of the extra [embeddings]")
-def test_the_model_puts_like_beside_like() -> None:
+def test_the_model_ranks_similar_texts_first() -> None:
     model = onnx_embeddings.load_encoder()
     question = model.embed_question("Which dog do they have?")
     puppy, revenue = (

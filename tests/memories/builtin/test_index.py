@@ -10,7 +10,7 @@ import apsw
 import msgspec
 import pytest
 
-from everhold.core.entries import ChatCommand, Entry, Heard, Noted, Stamp
+from everhold.core.entries import AGENT_ITSELF, ChatCommand, Entry, Heard, Noted, Stamp, TextPiece
 from everhold.memories.builtin import (
     MemoryIndex,
     index as index_module,
@@ -18,7 +18,7 @@ from everhold.memories.builtin import (
     vector_cache as shelf_module,
 )
 from everhold.memories.builtin.indexing import IndexedBatch, IndexWriter
-from everhold.ports.memory import MemoryBatch, MemoryQuery
+from everhold.ports.memory import ErasureTarget, MemoryBatch, MemoryQuery
 from tests.memories.builtin.index_scenario import ADA, PLACE, IndexScenario
 
 
@@ -32,12 +32,42 @@ async def scenario(tmp_path: Path) -> AsyncIterator[IndexScenario]:
 # -- found -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_committed_is_found_at_once_with_where_it_came_from(scenario: IndexScenario) -> None:
+async def test_a_committed_entry_is_found_at_once_with_its_source(scenario: IndexScenario) -> None:
     await scenario.say("The weather was dull.")
     seq = await scenario.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
     (hit, *_) = await scenario.hits("what is the cat's name?")
     assert (hit.text, hit.session, hit.seq, hit.person) == ("My cat is called Schrödinger.", "s", seq, "ada")
     assert (hit.kind, hit.author, hit.name, hit.at) == ("heard", "person:ada", "Ada L", 77.0)
+
+
+FORWARD = TextPiece(source="forwarded", by="test:bob", name="Bob", text="The vault code is 4711.")
+
+
+async def test_forwarded_text_is_found_and_never_as_the_senders_words(scenario: IndexScenario) -> None:
+    agent = TextPiece(source="quoted", by=AGENT_ITSELF, text="Which vault code?")
+    seq = await scenario.say("Look at this!", pieces=(FORWARD, agent))
+    found = {hit.text: hit for hit in await scenario.hits("vault code")}
+    assert found.keys() == {"Look at this!", FORWARD.text}, "the agent's own words have their own entry"
+    hit, own = found[FORWARD.text], found["Look at this!"]
+    assert (hit.text, hit.seq, hit.author, hit.origin) == (FORWARD.text, seq, "forward:test:bob", "forward:test:bob")
+    assert (own.author, own.origin) == ("person:ada", "")
+    assert await scenario.find("vault code", audience=("person:eve",)) == []
+    assert await scenario.index.find_entries_with_words(scenario.log, "vault", limit=9) == [("s", seq)]
+    await scenario.reopen_index()
+    assert (await scenario.find("vault code"))[0] == FORWARD.text
+
+
+async def test_erasing_a_message_erases_what_it_forwarded(scenario: IndexScenario) -> None:
+    await scenario.say("Before.")
+    seq = await scenario.say("Look at this!", pieces=(FORWARD, msgspec.structs.replace(FORWARD, text="quux is open")))
+    await scenario.say("After.")
+    assert (await scenario.find("quux"))[0] == "quux is open"
+    await scenario.erase_entries(seq)
+    assert sorted(await scenario.find("vault quux look")) == ["After.", "Before."]
+    await scenario.provider().forget(ErasureTarget(identities=("ada",)))
+    await scenario.index.close()
+    assert b"4711" not in scenario.files()
+    assert b"quux" not in scenario.files()
 
 
 async def test_words_are_found_in_other_forms_and_without_accents(scenario: IndexScenario) -> None:
@@ -46,7 +76,7 @@ async def test_words_are_found_in_other_forms_and_without_accents(scenario: Inde
     assert (await scenario.find("runs in zurich"))[0].startswith("We were running")
 
 
-async def test_meaning_finds_what_shares_no_word(scenario: IndexScenario) -> None:
+async def test_embeddings_find_text_without_a_common_word(scenario: IndexScenario) -> None:
     await scenario.say("The meeting is at noon.")
     await scenario.say("I adopted a puppy last week.")
     await scenario.say("Quarterly revenue fell.")
@@ -65,21 +95,21 @@ async def test_meaning_finds_what_shares_no_word(scenario: IndexScenario) -> Non
         ("Meet at the 🏖️ café", "cafe"),
     ],
 )
-async def test_other_scripts_are_found(scenario: IndexScenario, said: str, asked: str) -> None:
+async def test_text_in_other_scripts_is_found(scenario: IndexScenario, said: str, asked: str) -> None:
     for filler in ("全然違う話です", "完全不同的内容", "unrelated", "다른 이야기"):
         await scenario.say(filler)
     await scenario.say(said)
     assert (await scenario.find(asked))[0] == said
 
 
-async def test_a_short_answer_is_found_by_what_was_asked_before_it(scenario: IndexScenario) -> None:
+async def test_a_short_answer_is_found_by_the_question_before_it(scenario: IndexScenario) -> None:
     await scenario.say("Where did you spend the summer holidays?", who="bob")
     await scenario.say("In Porto!")
     await scenario.say("Let us talk about taxes.", session="t")
     assert "In Porto!" in (await scenario.find("summer holidays"))[:2]
 
 
-async def test_a_megabyte_is_found_by_its_passage(scenario: IndexScenario) -> None:
+async def test_a_passage_in_a_megabyte_of_text_is_found(scenario: IndexScenario) -> None:
     filler = "lorem ipsum dolor sit amet " * 20_000
     await scenario.say(f"{filler}The vault opens with opal-seventeen. {filler}")
     (hit,) = await scenario.hits("opal seventeen vault")
@@ -88,19 +118,19 @@ async def test_a_megabyte_is_found_by_its_passage(scenario: IndexScenario) -> No
     assert hit.size > 1_000_000
 
 
-async def test_only_one_session_is_searched_when_one_is_named(scenario: IndexScenario) -> None:
+async def test_a_search_can_be_limited_to_one_session(scenario: IndexScenario) -> None:
     await scenario.say("apples here", session="a")
     await scenario.say("apples there", session="b")
     assert await scenario.find("apples", session="b") == ["apples there"]
 
 
 @pytest.mark.parametrize("text", ["", "   ", '"', "a AND (b OR", "NEAR(x)", "self:x *", "\x00", "the of and", "?!"])
-async def test_no_question_is_misread_as_a_query(scenario: IndexScenario, text: str) -> None:
+async def test_no_question_is_parsed_as_a_query_expression(scenario: IndexScenario, text: str) -> None:
     await scenario.say("a b x the of and")
     await scenario.find(text)
 
 
-async def test_commands_and_words_without_an_audience_are_not_found(scenario: IndexScenario) -> None:
+async def test_commands_and_entries_without_an_audience_are_not_found(scenario: IndexScenario) -> None:
     await scenario.say("open the session")
     await scenario.say("hidden words", audience=())
     stamp = Stamp(person="ada", audience=ADA)
@@ -108,7 +138,7 @@ async def test_commands_and_words_without_an_audience_are_not_found(scenario: In
     assert await scenario.find("hidden words title") in ([], ["open the session"])
 
 
-async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(scenario: IndexScenario) -> None:
+async def test_a_hit_names_its_kind_and_its_author(scenario: IndexScenario) -> None:
     await scenario.say("the marmot sleeps")
     await scenario.say("so the marmot does", who="agent")
     await scenario.note("marmots sleep in winter")
@@ -126,13 +156,13 @@ async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(scenario: 
     }
 
 
-async def test_what_says_nothing_recalls_nothing(scenario: IndexScenario) -> None:
+async def test_a_query_without_content_words_finds_nothing(scenario: IndexScenario) -> None:
     await scenario.say("the one that is not")
     query = MemoryQuery(text="What about that one?", agent="main", session="t", name="n", audience=ADA, person="ada")
     assert await scenario.provider().find(query) == ()
 
 
-async def test_what_is_in_sight_is_not_found_again(scenario: IndexScenario) -> None:
+async def test_entries_in_the_context_are_not_found(scenario: IndexScenario) -> None:
     first = await scenario.say("the kettle is red")
     second = await scenario.say("the kettle is new")
     away = await scenario.say("the kettle is loud", session="t")
@@ -149,7 +179,7 @@ async def test_what_is_in_sight_is_not_found_again(scenario: IndexScenario) -> N
     assert away == first
 
 
-async def test_no_more_is_found_than_can_be_shown(scenario: IndexScenario) -> None:
+async def test_the_number_of_hits_is_limited(scenario: IndexScenario) -> None:
     for number in range(20):
         await scenario.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
     query = MemoryQuery(text="kettle", agent="main", session="x", name="n", audience=ADA, person="ada", tokens=500)
@@ -157,7 +187,7 @@ async def test_no_more_is_found_than_can_be_shown(scenario: IndexScenario) -> No
     assert len(await scenario.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
 
 
-async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(scenario: IndexScenario) -> None:
+async def test_pending_entries_are_indexed_when_a_search_could_find_them(scenario: IndexScenario) -> None:
     """Entries stay pending in memory and are written together, unless a search could find one."""
     await scenario.say("nothing to do with it")
     await scenario.find("kettle")
@@ -182,7 +212,7 @@ async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(
     assert taken == [1, 1, index_module.BATCH_ENTRIES]
 
 
-async def test_an_unrestricted_search_finds_all_words_newest_first(scenario: IndexScenario) -> None:
+async def test_an_unrestricted_search_finds_all_entries_newest_first(scenario: IndexScenario) -> None:
     first = await scenario.say("the dentist comes on Tuesdays")
     other = await scenario.say("dentist", session="other/b", audience=("person:bob",))
     hidden = await scenario.say("Tuesday is for the dentist", session="b", audience=())
@@ -208,7 +238,7 @@ async def test_an_unrestricted_search_finds_all_words_newest_first(scenario: Ind
     }
 
 
-async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(scenario: IndexScenario) -> None:
+async def test_the_provider_finds_entries_with_their_source_and_stores_nothing(scenario: IndexScenario) -> None:
     seq = await scenario.note("Ada's locker is 42")
     builtin = scenario.provider()
     query = MemoryQuery(text="locker", agent="main", session="s", name="n", audience=ADA, person="ada")
@@ -223,7 +253,7 @@ async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(scen
 # -- no longer found ---------------------------------------------------------------------------------------------------
 
 
-async def test_erased_words_leave_no_byte(scenario: IndexScenario) -> None:
+async def test_erased_text_leaves_no_byte_in_the_file(scenario: IndexScenario) -> None:
     await scenario.say("short one before")
     seq = await scenario.say("xylophonecanary lives at quartzlane", name="Zebulon")
     await scenario.say("short one after")
@@ -236,9 +266,7 @@ async def test_erased_words_leave_no_byte(scenario: IndexScenario) -> None:
 
 
 @pytest.mark.parametrize("by", ["itself", "another process"])
-async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasure(
-    scenario: IndexScenario, by: str
-) -> None:
+async def test_after_an_erasure_the_cache_equals_the_file(scenario: IndexScenario, by: str) -> None:
     first = await scenario.say("which harbour does the ferry leave from?", who="bob")
     await scenario.say("from the old one")
     await scenario.say("the ferry is late", session="t")
@@ -260,7 +288,7 @@ async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasur
     await rebuilt.close()
 
 
-async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(scenario: IndexScenario) -> None:
+async def test_an_undone_turn_is_found_only_if_it_is_retried(scenario: IndexScenario) -> None:
     heard = await scenario.say("penguins are nice")
     op = await scenario.begin_operation(heard)
     await scenario.say("Penguins indeed", who="agent", op=op)
@@ -302,7 +330,7 @@ async def contents(scenario: IndexScenario) -> list[object]:
     return [items, chunks, vectors, places, names, scopes]
 
 
-async def test_built_at_once_is_what_was_built_bit_by_bit(scenario: IndexScenario) -> None:
+async def test_a_rebuilt_index_equals_an_incrementally_built_one(scenario: IndexScenario) -> None:
     first = await scenario.say("one red apple", name="Ada")
     await scenario.find("x")
     middle = await scenario.say("and a pear", who="bob", name="Bob")
@@ -365,7 +393,7 @@ async def test_an_index_of_another_log_is_rebuilt(tmp_path: Path) -> None:
     await second.close()
 
 
-async def test_vectors_of_another_table_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vectors_of_another_table_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = IndexScenario(tmp_path)
     await scenario.say("I adopted a puppy last week.")
     assert await scenario.find("which dog") == ["I adopted a puppy last week."]
@@ -377,7 +405,7 @@ async def test_vectors_of_another_table_are_made_again(tmp_path: Path, monkeypat
     await scenario.close()
 
 
-async def test_what_the_index_cannot_take_in_is_looked_through(
+async def test_entries_that_cannot_be_indexed_are_searched_directly(
     scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await scenario.say("indexed teapot")
@@ -394,7 +422,7 @@ async def test_what_the_index_cannot_take_in_is_looked_through(
     assert await scenario.find("teapot") == ["indexed teapot"]  # an entry that was read before its erasure is not found
 
 
-async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
+async def test_the_least_recently_searched_scope_leaves_memory_first(
     scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = [(f"person:p{number}",) for number in range(4)]
@@ -410,7 +438,7 @@ async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
     assert await scenario.find("kettle", audience=people[0]) == ["kettle 0"]
 
 
-async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
+async def test_a_large_scope_is_loaded_before_the_first_search(
     scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(70):
@@ -426,7 +454,7 @@ async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
     assert shelf.used == 71
 
 
-async def test_a_search_during_writes_finds_what_is_committed_and_nothing_erased(tmp_path: Path) -> None:
+async def test_a_search_during_writes_finds_committed_entries_and_no_erased_ones(tmp_path: Path) -> None:
     """With threads, as in production: searches on the loop, writes beside it."""
     scenario = IndexScenario(tmp_path)
     await scenario.index.close()

@@ -22,7 +22,7 @@ COMPANIES = (ADA, ("person:bob",), ("person:ada", "person:bob"), ("person:bob", 
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_two_that_write_one_file_by_turns_write_what_one_would_have(
+async def test_two_writers_of_one_file_write_the_same_as_one_writer(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two transactions another process may have added or erased entries, or have failed."""
@@ -68,7 +68,7 @@ async def test_two_that_write_one_file_by_turns_write_what_one_would_have(
     await scenario.close()
 
 
-async def test_what_follows_an_erased_message_is_not_read_with_it(tmp_path: Path) -> None:
+async def test_the_entry_after_an_erased_message_is_indexed_without_it(tmp_path: Path) -> None:
     scenario = IndexScenario(tmp_path)
     await scenario.say("which fruit do you like?")
     erased = await scenario.say("I like the durian")
@@ -84,7 +84,7 @@ async def test_what_follows_an_erased_message_is_not_read_with_it(tmp_path: Path
     await scenario.close()
 
 
-async def test_the_words_of_a_batch_are_one_segment_of_the_full_text(tmp_path: Path) -> None:
+async def test_a_batch_writes_one_segment_of_the_full_text_index(tmp_path: Path) -> None:
     """Every search reads each segment, so a statement that writes one segment per message slows down both."""
     scenario = IndexScenario(tmp_path)
     for number in range(40):
@@ -106,7 +106,7 @@ async def test_the_cache_does_not_exceed_its_limit(tmp_path: Path) -> None:
     await scenario.close()
 
 
-async def test_no_search_makes_a_plan_that_was_made_before(tmp_path: Path) -> None:
+async def test_a_search_reuses_its_prepared_statements(tmp_path: Path) -> None:
     """Full text looks up each word in every segment and would prepare that statement again where plans depend on the
     word.
     """

@@ -23,7 +23,7 @@ PROMISED: dict[tuple[str, EmbeddingsMode], tuple[float, float]] = {
 
 
 @pytest.mark.parametrize("name, use", PROMISED)
-def test_as_much_is_found_as_is_promised(name: str, use: EmbeddingsMode) -> None:
+def test_the_promised_recall_is_reached(name: str, use: EmbeddingsMode) -> None:
     if use == "auto" and not onnx_embeddings.is_available():
         pytest.skip("needs the weights of the extra [embeddings]")
     talks = SETS[name](DATA)
@@ -35,12 +35,12 @@ def test_as_much_is_found_as_is_promised(name: str, use: EmbeddingsMode) -> None
     assert score.in_budget >= in_budget
 
 
-def test_a_search_among_a_hundred_thousand_takes_less_than_twenty_milliseconds() -> None:
+def test_a_search_in_a_hundred_thousand_entries_takes_less_than_twenty_milliseconds() -> None:
     times = asyncio.run(speed.measure(100_000, use="table"))
     assert times.cpu_p95_ms < 20.0  # CPU time, because other processes may be busy
 
 
-def test_taking_in_a_turn_costs_less_than_half_a_millisecond() -> None:
+def test_indexing_a_turn_takes_less_than_half_a_millisecond() -> None:
     assert min(asyncio.run(speed.measure(10_000, use="table")).turn_ms for _ in range(3)) < 0.5
 
 

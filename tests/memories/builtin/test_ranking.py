@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from everhold.core.people import build_present
 from everhold.memories.builtin import candidates
 from everhold.memories.builtin.candidates import IndexScope
 from everhold.memories.builtin.rank_fusion import DAY_SECONDS, RankingWeights
@@ -23,7 +24,7 @@ async def scenario(tmp_path: Path) -> AsyncIterator[IndexScenario]:
     await scenario.close()
 
 
-async def test_the_audience_is_settled_before_anything_is_ranked(
+async def test_the_audience_is_filtered_before_ranking(
     scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Better matches of another audience are neither shown nor displace hits."""
@@ -34,15 +35,15 @@ async def test_the_audience_is_settled_before_anything_is_ranked(
     assert await scenario.find("boiler leak", limit=5) == [mine]
     find_scopes = candidates.find_scopes
 
-    def planted(db: Any, *, agent: str | None, audience: Any) -> list[IndexScope]:
-        return find_scopes(db, agent=agent, audience=None)
+    def planted(db: Any, *, agent: str | None, present: Any) -> list[IndexScope]:
+        return find_scopes(db, agent=agent, present=None)
 
     monkeypatch.setattr(candidates, "find_scopes", planted)
     leaked = await scenario.find("boiler leak", limit=5)
     assert leaked == ["boiler leak"] * 5  # filtering after ranking would leave nothing
 
 
-async def test_what_is_newer_comes_first_of_equals(scenario: IndexScenario) -> None:
+async def test_the_newer_of_equal_hits_is_first(scenario: IndexScenario) -> None:
     await scenario.say("the boiler was repaired", session="new", at=400 * DAY_SECONDS)
     await scenario.say("the boiler was repaired!", session="old", at=0.0)
     assert (await scenario.hits("boiler repaired"))[0].session == "new"
@@ -50,7 +51,7 @@ async def test_what_is_newer_comes_first_of_equals(scenario: IndexScenario) -> N
     assert (await scenario.hits("boiler repaired"))[0].session == "old"
 
 
-async def test_an_item_gains_from_what_stands_beside_it(scenario: IndexScenario) -> None:
+async def test_an_entry_gains_from_the_entry_before_it(scenario: IndexScenario) -> None:
     long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
     await scenario.say(f"{long * 3} which colour of paint did you choose for the kitchen?", who="bob", session="a")
     await scenario.say("The pale one, I think.", session="a")
@@ -67,7 +68,7 @@ async def test_an_item_gains_from_what_stands_beside_it(scenario: IndexScenario)
     assert abs(alone - await score("b")) < 0.1
 
 
-async def test_an_item_gains_from_what_follows_it(scenario: IndexScenario) -> None:
+async def test_an_entry_gains_from_the_entry_after_it(scenario: IndexScenario) -> None:
     await scenario.say("The pale one, I think.", session="a")
     await scenario.say("Is that a colour of paint for the kitchen? " + "I had not thought of it. " * 20, session="a")
     await scenario.say("The pale one, I think.", session="b")
@@ -79,7 +80,7 @@ async def test_an_item_gains_from_what_follows_it(scenario: IndexScenario) -> No
     assert await score("a") > await score("b") + 0.1
 
 
-async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one(scenario: IndexScenario) -> None:
+async def test_a_short_answer_is_indexed_with_a_short_question_only(scenario: IndexScenario) -> None:
     await scenario.say("Which colour of paint for the kitchen?", who="bob", session="short")
     await scenario.say("The pale one, I think.", session="short")
     long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
@@ -94,7 +95,7 @@ async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one
     assert scores.get("long", alone) == pytest.approx(alone, abs=0.01)
 
 
-async def test_what_the_named_people_said_comes_first(scenario: IndexScenario) -> None:
+async def test_entries_of_the_named_people_are_first(scenario: IndexScenario) -> None:
     await scenario.say("the boiler was repaired", session="c", who="caro", name="Caroline")
     await scenario.say("the boiler was repaired", session="m", who="mel", name="Melanie")
     asked = "did Caroline say the boiler was repaired?"
@@ -103,7 +104,7 @@ async def test_what_the_named_people_said_comes_first(scenario: IndexScenario) -
     assert [hit.session for hit in await scenario.hits(asked)] == ["m", "c"]
 
 
-async def test_what_people_said_comes_before_what_was_answered(scenario: IndexScenario) -> None:
+async def test_entries_of_people_rank_above_replies(scenario: IndexScenario) -> None:
     await scenario.say("the boiler was repaired", session="said")
     await scenario.say("the boiler was repaired", session="answered", who="agent")
     assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "answered"]
@@ -111,7 +112,7 @@ async def test_what_people_said_comes_before_what_was_answered(scenario: IndexSc
     assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["answered", "said"]
 
 
-async def test_what_was_noted_comes_before_what_was_said(scenario: IndexScenario) -> None:
+async def test_notes_rank_above_messages(scenario: IndexScenario) -> None:
     await scenario.say("the boiler was repaired", session="said")
     await scenario.note("the boiler was repaired", session="noted")
     assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["noted", "said"]
@@ -119,7 +120,7 @@ async def test_what_was_noted_comes_before_what_was_said(scenario: IndexScenario
     assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "noted"]
 
 
-async def test_names_in_a_question_are_not_its_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_in_a_question_are_not_matched_as_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = IndexScenario(tmp_path)
     for number in range(6):
         await scenario.say(f"Hey Caroline! Number {number}?", who="mel", name="Melanie", session=f"m{number}")
@@ -133,16 +134,14 @@ async def test_names_in_a_question_are_not_its_topic(tmp_path: Path, monkeypatch
     await scenario.close()
 
 
-async def test_words_that_stand_everywhere_are_not_followed(
-    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_very_frequent_words_are_not_looked_up(scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "SAMPLE_POSTINGS", 8)
     monkeypatch.setattr(candidates, "MAX_POSTINGS", 40)
     for number in range(60):
         await scenario.say(f"cup {'of tea' if number % 2 else ''} {number}", session=f"s{number}")
     await scenario.say("a cup of oolong tea", session="rare")
     assert (await scenario.find("cup tea oolong", limit=3))[0] == "a cup of oolong tea"
-    (scope,) = candidates.find_scopes(scenario.index._reader, agent="main", audience=ADA)
+    (scope,) = candidates.find_scopes(scenario.index._reader, agent="main", present=build_present(ADA))
     walked = candidates.find_term_chunks(
         scenario.index._reader, candidates.build_term_queries("cup tea oolong"), scope.id, scope.chunks
     )

@@ -6,24 +6,27 @@ import pytest
 from msgspec import structs
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
-from everhold.memories.hindsight.provider import HindsightMemory, make_document_id, make_operation_id
+from everhold.memories.hindsight.provider import HindsightMemory, make_operation_id
+from everhold.memories.scope import make_document_id
 from everhold.testing.gateway import RecordingLogger
 from everhold.testing.services.hindsight import HindsightService
 from tests.memories.hindsight.conftest import Make
 from tests.memories.memory_items import (
+    confirm,
     deliver,
+    forget,
     make_batch,
     make_exchange,
     make_note,
     make_query,
     make_retraction,
     make_tool_context,
+    read_tool,
 )
+from tests.memories.service_failures import check_outage, check_refusal
 
 
-async def test_every_exchange_and_note_is_a_document_of_its_own(
-    memory: HindsightMemory, service: HindsightService
-) -> None:
+async def test_every_exchange_and_note_is_one_document(memory: HindsightMemory, service: HindsightService) -> None:
     whole = make_batch(
         make_exchange(1, "I grow tea", "Which?", parent="s0", tags=("garden",)), make_note(5, "likes oolong")
     )
@@ -31,14 +34,15 @@ async def test_every_exchange_and_note_is_a_document_of_its_own(
     first, second = service.state.documents.values()
     assert first["text"] == "ada: I grow tea\n\nmain: Which?"
     assert {"agent:main", "session:s1", "person:ada", "parent:s0", "garden"} <= set(first["tags"])
-    assert first["metadata"]["everhold"] == "s1:1"
+    assert {"key:s1:1", "speaker:ada"} <= set(first["tags"])
+    assert not first["metadata"], "Hindsight would show it to its language model"
     assert second["text"] == "likes oolong"
     assert remotes == {"s1:1": first["id"], "s1:5:note": second["id"]}
     assert len(service.find_requests("/memories$")) == 1
     assert set(await memory.probe(whole)) == {"s1:1", "s1:5:note"}
 
 
-async def test_other_content_is_another_operation(memory: HindsightMemory) -> None:
+async def test_another_content_is_another_operation(memory: HindsightMemory) -> None:
     one = [{"document_id": "d", "content": "a"}]
     assert make_operation_id("b", one) == make_operation_id("b", one)
     assert make_operation_id("b", one) != make_operation_id("b", [{"document_id": "d", "content": "b"}])
@@ -56,7 +60,7 @@ async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     assert service.state.loose == 0
 
 
-async def test_accepted_is_not_stored(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_an_accepted_item_is_not_yet_stored(memory: HindsightMemory, service: HindsightService) -> None:
     service.holds_operations = True
     with pytest.raises(InDoubt, match="not stored it yet"):
         await memory.store(make_batch(make_exchange(1, "slow")))
@@ -66,7 +70,7 @@ async def test_accepted_is_not_stored(memory: HindsightMemory, service: Hindsigh
     assert len(service.state.operations) == 1
 
 
-async def test_an_operation_that_failed_is_tried_again(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_a_failed_operation_is_retried(memory: HindsightMemory, service: HindsightService) -> None:
     service.failures_left = 2
     assert await deliver(memory, make_batch(make_exchange(1, "in the end"))) == 3
     assert service.texts("main") == ["ada: in the end"]
@@ -81,9 +85,7 @@ async def test_facts_that_were_silently_dropped_are_reported(
     assert memory.log.find_events("memory.incomplete")
 
 
-async def test_replacing_removing_and_undoing_follow_the_log(
-    memory: HindsightMemory, service: HindsightService
-) -> None:
+async def test_replacements_removals_and_undos_are_applied(memory: HindsightMemory, service: HindsightService) -> None:
     await memory.store(
         make_batch(make_note(1, "lives in Rome", fact="f1"), make_note(2, "has a cat"), make_exchange(4, "secret"))
     )
@@ -98,7 +100,7 @@ async def test_replacing_removing_and_undoing_follow_the_log(
     assert service.texts("main") == ["lives in Kyoto"]
 
 
-async def test_nothing_said_sends_nothing(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_a_silent_batch_sends_nothing(memory: HindsightMemory, service: HindsightService) -> None:
     assert await memory.store(make_batch(make_exchange(1, " ", ""))) == {"s1:1": make_document_id("s1:1")}
     assert await memory.probe(make_batch(make_exchange(1, " ", ""))) == ["s1:1"]
     assert service.state.banks == {}
@@ -113,7 +115,7 @@ async def test_nothing_said_sends_nothing(memory: HindsightMemory, service: Hind
         ("{session}", {"agent-main-fake-dm-1"}),
     ],
 )
-async def test_banks_are_named_by_their_template(
+async def test_banks_are_named_by_the_template(
     make: Make, service: HindsightService, template: str, banks: set[str]
 ) -> None:
     memory = make(bank=template)
@@ -136,17 +138,13 @@ async def test_a_bank_gets_its_mission(make: Make, service: HindsightService) ->
     "status, expected",
     [(401, Transient), (402, Transient), (429, Transient), (422, Refused), (400, Refused), (503, InDoubt)],
 )
-async def test_what_the_service_says_tells_what_to_do(
+async def test_each_http_status_maps_to_its_error(
     memory: HindsightMemory, service: HindsightService, status: int, expected: type[EverholdError]
 ) -> None:
-    service.plan_fault("refuse", "/memories$", status=status, retry_after=7.0 if status == 429 else None)
-    with pytest.raises(expected) as caught:
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    if isinstance(caught.value, Transient) and status == 429:
-        assert caught.value.retry_after == 7.0
+    await check_refusal(memory, service, "/memories$", status, expected)
 
 
-async def test_the_sdk_itself_repeats_nothing(memory: HindsightMemory, service: HindsightService) -> None:
+async def test_the_sdk_does_not_retry(memory: HindsightMemory, service: HindsightService) -> None:
     """The SDK would retry a search by default. The caller has a deadline, and retries if there is time."""
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
     service.plan_fault("refuse", "/memories/recall$", status=503)
@@ -156,17 +154,9 @@ async def test_the_sdk_itself_repeats_nothing(memory: HindsightMemory, service: 
     assert len(service.find_requests("/memories/recall$")) == before + 1
 
 
-async def test_a_service_that_is_down_received_nothing(memory: HindsightMemory, service: HindsightService) -> None:
-    await service.stop()
-    with pytest.raises(Transient):
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    with pytest.raises(Transient):
-        await memory.find(make_query("hello"))
-    assert not (await memory.health()).well
-    await service.start()
-    await deliver(memory, make_batch(make_exchange(1, "hello")))
+async def test_an_unreachable_service_received_nothing(memory: HindsightMemory, service: HindsightService) -> None:
+    await check_outage(memory, service)
     assert service.texts("main") == ["ada: hello"]
-    assert (await memory.health()).well
 
 
 async def test_recall_stays_within_its_audience(memory: HindsightMemory, service: HindsightService) -> None:
@@ -190,29 +180,27 @@ async def test_recall_stays_within_its_audience(memory: HindsightMemory, service
     assert len(await memory.find(make_query("secret garden", name="dm"))) == 1
 
 
-async def test_another_agent_in_the_same_bank_recalls_nothing_unless_it_may(make: Make) -> None:
+async def test_another_agent_in_the_same_bank_recalls_nothing_unless_allowed(make: Make) -> None:
     await make(bank="all").store(make_batch(make_exchange(1, "for your ears")))
     assert await make(bank="all", agent="coder").find(make_query("ears", agent="coder")) == []
     assert len(await make(bank="all", agent="coder", share_agents=True).find(make_query("ears", agent="coder"))) == 1
 
 
-async def test_the_tools_carry_the_names_people_know_and_answer(
-    memory: HindsightMemory, service: HindsightService
-) -> None:
+async def test_the_tools_have_the_vendor_s_names_and_work(memory: HindsightMemory, service: HindsightService) -> None:
     run = {tool.spec.name: tool.run for tool in memory.tools()}
     assert list(run) == ["hindsight_retain", "hindsight_recall", "hindsight_reflect"]
     kept = await run["hindsight_retain"]({"content": "likes tea", "tags": ["Tea time"]}, make_tool_context())
     assert [it.text for it in kept.notes] == ["likes tea"]
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
-    assert "I grow tea" in (await run["hindsight_recall"]({"query": "tea"}, make_tool_context())).text
-    assert "I grow tea" in (await run["hindsight_reflect"]({"query": "tea"}, make_tool_context())).text
+    assert "I grow tea" in read_tool(await run["hindsight_recall"]({"query": "tea"}, make_tool_context()))
+    assert "I grow tea" in read_tool(await run["hindsight_reflect"]({"query": "tea"}, make_tool_context()))
     for who, group in (("bob", ""), ("ada", "club")):
         for name in ("hindsight_recall", "hindsight_reflect"):
-            assert "grow" not in (await run[name]({"query": "tea"}, make_tool_context(who, group))).text
+            assert "grow" not in read_tool(await run[name]({"query": "tea"}, make_tool_context(who, group)))
     assert (await run["hindsight_recall"]({}, make_tool_context())).error
 
 
-async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
+async def test_forgetting_deletes_documents_and_names_the_rest(
     memory: HindsightMemory, service: HindsightService
 ) -> None:
     await memory.store(make_batch(make_exchange(1, "mine"), make_note(2, "a fact")))
@@ -223,7 +211,7 @@ async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
         "ada: mine",
         "ada: ours\n\nbob: and mine",
     ]
-    forgotten = await memory.forget("ada")
+    forgotten = await forget(memory, "ada")
     assert forgotten.deleted == 2
     assert len(forgotten.kept) == 1
     assert service.texts("main") == ["ada: ours\n\nbob: and mine"]
@@ -243,15 +231,50 @@ async def test_forgetting_reaches_every_bank_also_after_a_restart(
     )
     memory = make(bank=bank)
     assert sorted([found.text async for found in memory.export("ada")]) == ["ada: mine alone", "ada: mine in the club"]
-    forgotten = await memory.forget("ada")
-    assert (forgotten.deleted, forgotten.kept) == (2, ())
+    forgotten = await forget(memory, "ada")
+    assert (forgotten.deleted, forgotten.kept) == (2, [])
     assert sorted(row["text"] for row in service.state.documents.values()) == ["ada: to another", "bob: not mine"]
+
+
+async def test_forgetting_deletes_the_operations_that_keep_the_text_and_names_the_request_log(
+    memory: HindsightMemory, service: HindsightService
+) -> None:
+    await memory.store(make_batch(make_exchange(1, "mine")))
+    await memory.store(make_batch(make_exchange(3, "not mine", who="bob", session="s2")))
+    forgotten = await forget(memory, "ada")
+    assert [row["items"][0]["content"] for row in service.state.operations.values()] == ["bob: not mine"]
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
+    (log,) = [it for it in forgotten.deletions if it.state == "cannot"]
+    assert log.hidden
+    assert "llm_requests" in log.reason
+    assert [row["text"] for row in service.state.llm_requests] == ["ada: mine", "bob: not mine"]
+
+
+async def test_a_document_that_comes_back_is_not_confirmed(memory: HindsightMemory, service: HindsightService) -> None:
+    await memory.store(make_batch(make_exchange(1, "mine")))
+    before = dict(service.state.documents)
+    forgotten = await forget(memory, "ada")
+    service.state.documents.update(before)
+    assert "asked" in await confirm(memory, forgotten)
+    service.state.documents.clear()
+    await memory.store(make_batch(make_exchange(5, "said afterwards")))
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
+
+
+async def test_a_document_with_erased_words_goes_though_others_speak_in_it(
+    memory: HindsightMemory, service: HindsightService
+) -> None:
+    hers, his = make_exchange(3, "ours", group="club"), make_exchange(3, "and mine", who="bob", group="club")
+    await memory.store(make_batch(structs.replace(hers, heard=(*hers.heard, *his.heard))))
+    forgotten = await forget(memory, "ada", keys=(hers.key,))
+    assert (forgotten.kept, service.texts("main")) == ([], [])
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
 
 
 async def test_banks_that_a_server_does_not_list_are_named(make: Make, service: HindsightService) -> None:
     await make(bank="{agent}-{session}").store(make_batch(make_exchange(1, "mine"), name="dm-ada"))
     service.plan_fault("refuse", "/banks$", method="GET", status=404)
-    forgotten = await make(bank="{agent}-{session}").forget("ada")
+    forgotten = await forget(make(bank="{agent}-{session}"), "ada")
     assert forgotten.deleted == 0
     assert "{agent}-{session}" in forgotten.kept[0]
 
@@ -262,3 +285,19 @@ async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: 
     for change in ({"api_key": "sk-two"}, {"bank": "other"}, {"tags": ["x"]}):
         assert make(**{"api_key": "sk-one", **change}).cache_busting_signature() != first
     assert "sk-one" not in str(first)
+
+
+@pytest.mark.parametrize("mission, background", [("", "You are brief."), ("to help", None)])
+async def test_a_persona_is_the_background_of_a_bank_without_a_mission(
+    make: Make, service: HindsightService, mission: str, background: str | None
+) -> None:
+    memory = make(mission=mission)
+    memory.set_persona("You are calm.\n")
+    await memory.store(make_batch(make_exchange(1, "hi", "hello")))
+    (bank,) = service.state.banks.values()
+    assert bank.get("background") == (None if mission else "You are calm.")
+    memory.set_persona("You are brief.")
+    await memory.store(make_batch(make_exchange(2, "hi", "hello")))
+    (bank,) = service.state.banks.values()
+    assert bank.get("background") == background
+    assert not any("You are" in text for text in service.texts(next(iter(service.state.banks))))

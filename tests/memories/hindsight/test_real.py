@@ -11,7 +11,8 @@ import pytest
 
 from everhold.errors import InDoubt, Transient
 from everhold.memories.hindsight.plugin import factory
-from everhold.memories.hindsight.provider import HindsightMemory, make_document_id
+from everhold.memories.hindsight.provider import HindsightMemory
+from everhold.memories.scope import make_document_id
 from everhold.ports.memory import MemoryBatch
 from everhold.testing.conformance import CHECKS, ProviderScenario
 from everhold.testing.conformance.run import run_check
@@ -35,7 +36,7 @@ def memory(server: Server, directory: Path, *, agent: str = "main", **more: Any)
     return factory(factory.Settings.model_validate(given), make_context(directory, agent=agent))
 
 
-async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, tmp_path: Path) -> None:
+async def test_the_real_server_passes_the_conformance_suite(server: Server, tmp_path: Path) -> None:
     made = 0
 
     def make(agent: str, directory: Path) -> HindsightMemory:

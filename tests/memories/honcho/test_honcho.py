@@ -10,18 +10,22 @@ from msgspec.structs import replace
 from everhold.core.entries import Stamp
 from everhold.errors import EverholdError, InDoubt, PartiallyDone, Refused, Transient
 from everhold.memories.honcho.provider import MAX_MESSAGE_CHARS, HonchoMemory
-from everhold.ports.memory import MemoryRetraction
+from everhold.ports.memory import ErasureTarget, MemoryRetraction
 from everhold.testing.services.honcho import HonchoService
 from tests.memories.honcho.conftest import Make
 from tests.memories.memory_items import (
+    confirm,
     deliver,
+    forget,
     make_batch,
     make_exchange,
     make_note,
     make_query,
     make_retraction,
     make_tool_context,
+    read_tool,
 )
+from tests.memories.service_failures import check_outage, check_refusal
 
 HERE = "agent-main-fake-dm-1"
 
@@ -45,7 +49,7 @@ async def test_a_batch_is_one_request_and_keeps_its_order(memory: HonchoMemory, 
     assert len(service.find_requests("/messages$", "POST")) == 1
 
 
-async def test_a_text_too_long_for_one_message_arrives_whole(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_text_too_long_for_one_message_arrives_complete(memory: HonchoMemory, service: HonchoService) -> None:
     text = "word " * 30_000
     await memory.store(make_batch(make_exchange(1, text, "long")))
     assert max(len(part) for part in service.texts(HERE)) <= MAX_MESSAGE_CHARS
@@ -53,7 +57,7 @@ async def test_a_text_too_long_for_one_message_arrives_whole(memory: HonchoMemor
     assert set(await memory.probe(make_batch(make_exchange(1, text, "long")))) == {"s1:1"}
 
 
-async def test_an_exchange_of_more_messages_than_a_request_takes_is_completed_not_repeated(
+async def test_an_exchange_larger_than_a_request_is_completed_and_not_repeated(
     memory: HonchoMemory, service: HonchoService
 ) -> None:
     whole = make_batch(make_exchange(1, "word " * 600_000, "done"))
@@ -62,7 +66,7 @@ async def test_an_exchange_of_more_messages_than_a_request_takes_is_completed_no
     assert "".join(service.texts(HERE)[:-1]) == "word " * 600_000
 
 
-async def test_nothing_said_sends_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_silent_batch_sends_nothing(memory: HonchoMemory, service: HonchoService) -> None:
     silent = make_batch(make_exchange(1, " ", ""))
     assert await memory.store(silent) == {"s1:1": ""}
     assert await memory.probe(silent) == ["s1:1"]
@@ -89,7 +93,7 @@ async def test_two_people_in_one_thread_are_two_peers(memory: HonchoMemory, serv
         ({"peer_name": "me", "pin_peer_name": True, "user_peer_aliases": {"ada": "countess"}}, "me"),
     ],
 )
-async def test_people_are_the_peers_the_settings_make_them(
+async def test_peers_are_named_by_the_settings(
     make: Make, service: HonchoService, settings: dict[str, object], peer: str
 ) -> None:
     await make(**settings).store(make_batch(make_exchange(1, "hello")))
@@ -116,7 +120,7 @@ async def test_notes_become_conclusions_about_the_people_present(memory: HonchoM
     assert remotes == {"s1:3:note": rows[0]["id"], "s1:5:note": rows[1]["id"]}
 
 
-async def test_replacing_and_removing_follow_the_note(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_replacements_and_removals_follow_the_note(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_note(1, "lives in Rome"), make_note(2, "has a cat")))
     moved = make_batch(
         make_note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
@@ -131,7 +135,7 @@ async def test_replacing_and_removing_follow_the_note(memory: HonchoMemory, serv
     assert await memory.probe(gone) == ["s1:4:note"]
 
 
-async def test_a_replacement_cut_in_half_is_completed(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_half_finished_replacement_is_completed(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_note(1, "lives in Rome")))
     moved = make_batch(
         make_note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
@@ -150,14 +154,16 @@ async def test_removing_a_note_keeps_equal_notes_of_others(memory: HonchoMemory,
     assert await memory.probe(gone) == []
     await memory.store(gone)
     assert await memory.probe(gone) == ["bob:4:note"]
-    club = memory.peers.list_subject_peers(["chat:club"])[0]
+    club = memory.peers.list_audience_peers(["chat:club"])[0]
     assert [row["observed_id"] for row in service.state.conclusions] == ["ada", club]
     undone = MemoryRetraction(key="ada:9:retract", session="ada", agent="main", keys=("ada:2:note",))
     await memory.store(make_batch(undone, name="ada"))
     assert [row["observed_id"] for row in service.state.conclusions] == [club]
 
 
-async def test_what_several_heard_is_taken_back_from_all_of_them(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_an_undone_exchange_of_several_people_is_deleted_for_all_of_them(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
     both = ("person:ada", "person:bob")
     await memory.store(make_batch(replace(make_note(2, "is in Rome", fact="f1"), stamp=Stamp(audience=both))))
     gone = make_batch(make_note(4, "", action="remove", fact="f1"), replaced={"f1": "is in Rome"})
@@ -165,7 +171,7 @@ async def test_what_several_heard_is_taken_back_from_all_of_them(memory: HonchoM
     assert service.list_conclusion_texts() == []
 
 
-async def test_what_was_undone_is_not_found_any_more(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_an_undone_exchange_is_not_found(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(
         make_batch(make_exchange(1, "the code is 1234", "ok"), make_exchange(4, "the code is secret", "ok"))
     )
@@ -173,7 +179,7 @@ async def test_what_was_undone_is_not_found_any_more(memory: HonchoMemory, servi
     assert await memory.probe(undone) == []
     await memory.store(undone)
     assert await memory.probe(undone) == ["s1:9:retract"]
-    assert [found.text for found in await memory.find(make_query("the code"))] == ["the code is secret"]
+    assert [found.text for found in await memory.find(make_query("the code"))] == ["the code is secret", "ok"]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -203,7 +209,7 @@ async def test_a_session_is_created_once_even_if_the_answer_is_lost(
     assert (service.texts(HERE), service.list_conclusion_texts()) == (["said"], ["kept"])
 
 
-async def test_the_sdk_itself_repeats_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_the_sdk_does_not_retry(memory: HonchoMemory, service: HonchoService) -> None:
     service.plan_fault("after", "/messages$", times=None)
     with pytest.raises(InDoubt):
         await memory.store(make_batch(make_exchange(1, "once")))
@@ -214,37 +220,25 @@ async def test_the_sdk_itself_repeats_nothing(memory: HonchoMemory, service: Hon
     "status, expected",
     [(401, Transient), (403, Transient), (402, Transient), (429, Transient), (422, Refused), (500, InDoubt)],
 )
-async def test_what_the_service_says_tells_what_to_do(
+async def test_each_http_status_maps_to_its_error(
     memory: HonchoMemory, service: HonchoService, status: int, expected: type[EverholdError]
 ) -> None:
-    service.plan_fault("refuse", "/messages$", status=status, retry_after=7.0 if status == 429 else None)
-    with pytest.raises(expected) as caught:
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    if isinstance(caught.value, Transient) and status == 429:
-        assert caught.value.retry_after == 7.0
+    await check_refusal(memory, service, "/messages$", status, expected)
 
 
-async def test_a_service_that_is_down_received_nothing(memory: HonchoMemory, service: HonchoService) -> None:
-    await service.stop()
-    with pytest.raises(Transient):
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    with pytest.raises(Transient):
-        await memory.find(make_query("hello"))
-    assert not (await memory.health()).well
-    await service.start()
-    await deliver(memory, make_batch(make_exchange(1, "hello")))
+async def test_an_unreachable_service_received_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+    await check_outage(memory, service)
     assert service.texts(HERE) == ["hello"]
-    assert (await memory.health()).well
 
 
-async def test_a_refusal_after_part_was_stored_is_doubt(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_refusal_after_a_partial_write_is_in_doubt(memory: HonchoMemory, service: HonchoService) -> None:
     service.plan_fault("refuse", "/conclusions$", status=422)
     with pytest.raises(PartiallyDone):
         await memory.store(make_batch(make_exchange(1, "stored"), make_note(2, "not wanted")))
     assert await memory.probe(make_batch(make_exchange(1, "stored"), make_note(2, "not wanted"))) == ["s1:1"]
 
 
-async def test_a_connection_reset_while_idle_costs_no_message(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_connection_reset_while_idle_loses_no_message(memory: HonchoMemory, service: HonchoService) -> None:
     for op in range(1, 8):
         service.plan_fault("idle", times=1)
         await deliver(memory, make_batch(make_exchange(op, f"turn {op}")))
@@ -259,7 +253,7 @@ async def test_a_deleted_session_is_created_again(memory: HonchoMemory, service:
     assert service.list_conclusion_texts() == ["before", "after"]
 
 
-async def test_a_key_in_an_error_is_not_repeated(make: Make, service: HonchoService) -> None:
+async def test_a_key_in_an_error_is_masked(make: Make, service: HonchoService) -> None:
     memory = make(api_key="sk-very-secret")
     service.key = "another"
     with pytest.raises(Transient) as caught:
@@ -271,7 +265,7 @@ async def test_a_key_in_an_error_is_not_repeated(make: Make, service: HonchoServ
 # -- search ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: HonchoMemory) -> None:
+async def test_messages_and_conclusions_are_found_with_their_source(memory: HonchoMemory) -> None:
     await memory.store(make_batch(make_exchange(4, "my tea garden is in Assam"), make_note(6, "has a tea garden")))
     concluded, said = await memory.find(make_query("where is the tea garden"))
     assert concluded.text == "has a tea garden"
@@ -305,7 +299,7 @@ async def test_recall_stays_within_its_audience(memory: HonchoMemory) -> None:
     assert await memory.find(make_query("secret garden", group="elsewhere", name="elsewhere")) == []
 
 
-async def test_another_agent_recalls_nothing_unless_it_may(make: Make) -> None:
+async def test_another_agent_recalls_nothing_unless_allowed(make: Make) -> None:
     await make().store(make_batch(make_exchange(1, "for your ears")))
     other, sharing = make(agent="coder"), make(agent="coder", share_agents=True)
     assert await other.find(make_query("ears", agent="coder", name="x")) == []
@@ -313,7 +307,7 @@ async def test_another_agent_recalls_nothing_unless_it_may(make: Make) -> None:
     assert await sharing.find(make_query("ears", agent="main", name="x")) == ()
 
 
-async def test_searching_creates_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_a_search_creates_nothing(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.find(make_query("anything"))
     await memory.probe(make_batch(make_exchange(1, "x"), make_note(2, "y")))
     await memory.health()
@@ -326,7 +320,7 @@ async def test_searching_creates_nothing(memory: HonchoMemory, service: HonchoSe
 # -- tools, forgetting, changes ----------------------------------------------------------------------------------------
 
 
-async def test_the_tools_carry_the_names_people_know(memory: HonchoMemory) -> None:
+async def test_the_tools_have_the_vendor_s_names(memory: HonchoMemory) -> None:
     assert [tool.spec.name for tool in memory.tools()] == [
         "honcho_profile",
         "honcho_search",
@@ -336,9 +330,7 @@ async def test_the_tools_carry_the_names_people_know(memory: HonchoMemory) -> No
     ]
 
 
-async def test_concluding_writes_a_note_even_if_the_service_is_down(
-    memory: HonchoMemory, service: HonchoService
-) -> None:
+async def test_a_conclusion_is_noted_even_if_the_service_is_down(memory: HonchoMemory, service: HonchoService) -> None:
     await service.stop()
     conclude = {tool.spec.name: tool for tool in memory.tools()}["honcho_conclude"]
     result = await conclude.run({"conclusion": "likes tea"}, make_tool_context())
@@ -348,29 +340,28 @@ async def test_concluding_writes_a_note_even_if_the_service_is_down(
     assert (await conclude.run({"conclusion": "a", "list": True}, make_tool_context())).error
 
 
-async def test_the_tools_answer(memory: HonchoMemory, service: HonchoService) -> None:
+async def test_the_tools_return_answers(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_exchange(1, "I grow tea", "nice"), make_note(2, "grows tea")))
     run = {tool.spec.name: tool.run for tool in memory.tools()}
-    assert "grows tea" in (await run["honcho_search"]({"query": "tea"}, make_tool_context())).text
-    assert "grows tea" in (await run["honcho_reasoning"]({"query": "who?"}, make_tool_context())).text
-    assert "I grow tea" in (await run["honcho_context"]({}, make_tool_context())).text
+    assert "grows tea" in read_tool(await run["honcho_search"]({"query": "tea"}, make_tool_context()))
+    assert "grows tea" in read_tool(await run["honcho_reasoning"]({"query": "who?"}, make_tool_context()))
+    assert "I grow tea" in read_tool(await run["honcho_context"]({}, make_tool_context()))
     await run["honcho_profile"]({"card": ["tea"]}, make_tool_context())
-    assert (await run["honcho_profile"]({}, make_tool_context())).text == "tea"
-    listed = (await run["honcho_conclude"]({"list": True}, make_tool_context())).text
-    id_ = listed.partition(":")[0]
+    assert read_tool(await run["honcho_profile"]({}, make_tool_context())) == "tea"
+    (listed,) = (await run["honcho_conclude"]({"list": True}, make_tool_context())).hits
+    id_ = listed.remote_id
     assert (await run["honcho_conclude"]({"delete_id": id_}, make_tool_context(who="bob"))).error
     assert not (await run["honcho_conclude"]({"delete_id": id_}, make_tool_context())).error
     assert service.list_conclusion_texts() == []
 
 
-async def test_the_tools_do_not_show_what_another_audience_heard(memory: HonchoMemory) -> None:
+async def test_the_tools_do_not_show_messages_of_another_audience(memory: HonchoMemory) -> None:
     await memory.store(make_batch(make_exchange(1, "my tea secret"), make_note(2, "a tea secret"), name="dm"))
     for who, group in (("ada", "club"), ("bob", "")):
         for tool in memory.tools():
             if tool.spec.name != "honcho_conclude":
-                assert (
-                    "secret" not in (await tool.run({"query": "tea"}, make_tool_context(who, group, session="s9"))).text
-                )
+                result = await tool.run({"query": "tea"}, make_tool_context(who, group, session="s9"))
+                assert "secret" not in read_tool(result)
 
 
 @pytest.mark.parametrize(
@@ -397,26 +388,25 @@ async def test_the_agent_s_own_card_is_not_shown_in_any_chat(
     assert service.state.cards == {("home", "main", "main"): ["ada told a secret"]}
 
 
-async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
-    memory: HonchoMemory, service: HonchoService
-) -> None:
+async def test_forgetting_deletes_messages_and_names_the_rest(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_exchange(1, "mine"), make_note(2, "a fact"), name="dm"))
     await memory.store(make_batch(make_exchange(1, "ours", group="club", session="s2"), name="club"))
     await memory.store(make_batch(make_exchange(3, "bob's", who="bob", group="club", session="s2"), name="club"))
     exported = [found.text async for found in memory.export("ada")]
     assert exported == ["a fact", "mine", "ours"]
-    forgotten = await memory.forget("ada")
+    forgotten = await forget(memory, "ada")
     assert forgotten.deleted == 2
     assert len(forgotten.kept) == 1
     assert "club" in forgotten.kept[0]
     assert service.list_conclusion_texts() == []
+    service.work()
     assert (service.texts("dm"), service.texts("club")) == ([], ["ours", "bob's"])
 
 
 @pytest.mark.parametrize(
     "settings", [{"peer_name": "we", "pin_peer_name": True}, {"user_peer_aliases": {"ada": "we", "bob": "we"}}]
 )
-async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
+async def test_forgetting_one_person_of_a_shared_peer_keeps_the_others(
     make: Make, service: HonchoService, settings: dict[str, object]
 ) -> None:
     memory = make(**settings)
@@ -433,22 +423,77 @@ async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
     await memory.store(make_batch(*both, name="both"))
     service.state.cards["home", "main", "we"] = ["tea"]
     assert [found.text async for found in memory.export("bob")] == ["fact of bob", "bob's", "his"]
-    forgotten = await memory.forget("bob")
+    forgotten = await forget(memory, "bob")
     assert forgotten.deleted == 2
+    service.work()
     assert sorted(service.list_conclusion_texts()) == ["fact of ada", "one's"]
     assert (service.texts("ada"), service.texts("bob"), service.texts("both")) == (["ada's"], [], ["hers", "his"])
-    card, unclear, mixed = forgotten.kept
+    unclear, card, mixed = forgotten.kept
     assert card.startswith("the card of we")
     assert unclear.startswith("1 conclusions about we")
-    assert mixed.startswith("1 messages in session both")
+    assert "other people speak in session both" in mixed
     assert service.state.cards["home", "main", "we"] == ["tea"]
+
+
+async def test_a_deletion_that_is_done_later_is_only_asked_until_reading_back_finds_nothing(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    """The service answers 202, hides the session from its lists, and still finds the text."""
+    service.deletes_sessions = False
+    await memory.store(make_batch(make_exchange(1, "my secret"), make_note(2, "a fact"), name="dm"))
+    forgotten = await forget(memory, "ada")
+    states = dict(zip([it.id for it in forgotten.deletions], await confirm(memory, forgotten), strict=True))
+    assert await memory.list_session_names() == []
+    assert states == {"conclusions:ada": "confirmed", "session:dm": "asked"}
+    assert service.texts("dm") == ["my secret"]
+    service.deletes_sessions = True
+    service.work()
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
+
+
+async def test_a_session_is_not_deleted_before_its_conversation_has_left_it(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    await memory.store(make_batch(make_exchange(1, "mine"), name="dm"))
+    (planned,) = await memory.forget(ErasureTarget(identities=("ada",)))
+    assert (planned.state, planned.session) == ("planned", "dm")
+    assert service.find_requests("/sessions/dm$", "DELETE") == []
+
+
+async def test_two_peers_of_one_person_are_not_other_people(make: Make, service: HonchoService) -> None:
+    memory = make(user_peer_aliases={"telegram:1": "ada", "matrix:a": "lady"})
+    for number, who in enumerate(("telegram:1", "matrix:a"), start=1):
+        await memory.store(make_batch(make_exchange(number, f"as {who}", who=who), name="dm"))
+    assert "other people" in (await forget(memory, "telegram:1")).kept[0]
+    forgotten = await forget(memory, "telegram:1", "matrix:a")
+    assert forgotten.kept == []
+    service.work()
+    assert service.texts("dm") == []
+
+
+async def test_a_rebuilt_session_has_the_words_of_the_others_only(memory: HonchoMemory, service: HonchoService) -> None:
+    group = {"group": "club", "session": "s2"}
+    mine, his = make_exchange(1, "ours", "yes, ada", **group), make_exchange(3, "bob's", "yes", who="bob", **group)
+    note = make_note(5, "a note", who="bob", **group)
+    await memory.store(make_batch(mine, his, note, name="club"))
+    before = [dict(row) for row in service.state.messages if row["content"] in ("bob's", "yes")]
+    forgotten = await forget(memory, "ada", keys=(mine.key,), rebuild=True)
+    service.work()
+    assert (service.texts("club"), service.texts("club-2")) == ([], ["bob's", "yes"])
+    after = list(service.state.messages)
+    kept = ("content", "peer_id", "metadata")
+    assert [[row[it] for it in kept] for row in after] == [[row[it] for it in kept] for row in before]
+    assert [(row["content"], row["session_id"]) for row in service.state.conclusions] == [("a note", "club-2")]
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
 
 
 async def test_forgetting_reports_notes_from_groups(memory: HonchoMemory, service: HonchoService) -> None:
     await memory.store(make_batch(make_note(2, "ours", group="club", session="s2"), name="club"))
-    forgotten = await memory.forget("ada")
-    assert (forgotten.deleted, service.list_conclusion_texts()) == (0, ["ours"])
-    assert forgotten.kept == ("1 conclusions from notes in groups: it is unknown whose notes they were",)
+    await memory.store(make_batch(make_exchange(4, "hello", group="club", session="s2"), name="club"))
+    await memory.store(make_batch(make_exchange(6, "yes", who="bob", group="club", session="s2"), name="club"))
+    forgotten = await forget(memory, "ada")
+    assert service.list_conclusion_texts() == ["ours"]
+    assert forgotten.kept[-1].startswith("1 conclusions from notes in groups: it is unknown whose notes they were")
 
 
 async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:
@@ -462,3 +507,40 @@ async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: 
     ):
         assert make(**{"api_key": "sk-one", **change}).cache_busting_signature() != first
     assert "sk-one" not in str(first)
+
+
+# -- the persona -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_persona_is_on_the_card_of_the_agent_and_on_nobody_elses(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    card = ("home", "main", "main")
+    memory.set_persona("You are calm.\n")
+    await memory.store(make_batch(make_exchange(1, "hi", "hello")))
+    assert service.state.cards == {card: ["Persona: You are calm."]}
+    assert service.state.conclusions == [], "it is nothing that is known about a person"
+    service.state.cards[card].append("found out by the service")
+    memory.set_persona("You are brief.")
+    await memory.store(make_batch(make_exchange(2, "hi", "hello")))
+    await memory.store(make_batch(make_exchange(3, "hi", "hello")))
+    assert service.state.cards == {card: ["Persona: You are brief.", "found out by the service"]}
+    assert len(service.find_requests("/card$", "PUT")) == 2
+    memory.set_persona("")
+    await memory.store(make_batch(make_exchange(4, "hi", "hello")))
+    assert service.state.cards == {card: ["found out by the service"]}
+
+
+async def test_a_persona_that_is_refused_delays_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+    memory.set_persona("You are calm.")
+    service.plan_fault("refuse", "/card$", status=422)
+    assert await memory.store(make_batch(make_exchange(1, "hi", "hello")))
+    assert service.state.cards == {}
+    await memory.store(make_batch(make_exchange(2, "hi", "hello")))
+    assert len(service.state.cards) == 1
+
+
+async def test_an_alias_is_the_name_that_another_program_gave(make: Make, service: HonchoService) -> None:
+    memory = make(user_peer_aliases={"ada": "-ada-example-org"})
+    await memory.store(make_batch(make_exchange(1, "hi", "hello")))
+    assert service.state.messages[0]["peer_id"] == "-ada-example-org"

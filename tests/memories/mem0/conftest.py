@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from everhold.memories.mem0.plugin import factory
 from everhold.memories.mem0.provider import Mem0Memory
 from everhold.testing.services.embeddings import EmbeddingsService
 from everhold.testing.services.mem0 import Mem0Service
-from tests.memories.memory_items import make_context
+from tests.memories.memory_items import open_memories
 
 
 @pytest.fixture
@@ -25,24 +24,16 @@ Make = Callable[..., Mem0Memory]
 @pytest.fixture
 async def make(service: Mem0Service, tmp_path: Path) -> AsyncIterator[Make]:
     """A memory over the real package, pointed at the service on loopback."""
-    made: list[Mem0Memory] = []
-
-    def build(*, agent: str = "main", **settings: Any) -> Mem0Memory:
-        given = {
-            "base_url": service.url,
-            "api_key": "m0-key",
-            "deadline_seconds": 5.0,
-            "visible_seconds": 0.0,
-            "confirm_seconds": 0.2,
-            **settings,
-        }
-        memory = factory(factory.Settings.model_validate(given), make_context(tmp_path, agent=agent))
-        made.append(memory)
-        return memory
-
-    yield build
-    for memory in made:
-        await memory.close()
+    async with open_memories(
+        factory,
+        tmp_path,
+        base_url=service.url,
+        api_key="m0-key",
+        deadline_seconds=5.0,
+        visible_seconds=0.0,
+        confirm_seconds=0.2,
+    ) as make:
+        yield make
 
 
 @pytest.fixture

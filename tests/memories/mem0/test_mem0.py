@@ -14,17 +14,21 @@ from everhold.testing.services.embeddings import EmbeddingsService
 from everhold.testing.services.mem0 import Mem0Service
 from tests.memories.mem0.conftest import Make
 from tests.memories.memory_items import (
+    confirm,
     deliver,
+    forget,
     make_batch,
     make_exchange,
     make_note,
     make_query,
     make_retraction,
     make_tool_context,
+    read_tool,
 )
+from tests.memories.service_failures import check_outage, check_refusal
 
 
-async def test_every_exchange_and_note_is_a_memory_with_its_key(memory: Mem0Memory, service: Mem0Service) -> None:
+async def test_every_exchange_and_note_is_one_memory_with_its_key(memory: Mem0Memory, service: Mem0Service) -> None:
     whole = make_batch(make_exchange(1, "I grow tea", "Which?"), make_note(5, "likes oolong", fact="f1"))
     remotes = await memory.store(whole)
     first, second = service.state.memories.values()
@@ -44,9 +48,7 @@ async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     assert service.texts() == ["ada: one", "two", "ada: three"]
 
 
-async def test_what_was_carried_out_twice_is_deleted_once_it_is_noticed(
-    memory: Mem0Memory, service: Mem0Service
-) -> None:
+async def test_a_duplicate_write_is_deleted_when_it_is_found(memory: Mem0Memory, service: Mem0Service) -> None:
     service.plan_fault("twice", "/v3/memories/add/")
     await memory.store(make_batch(make_exchange(1, "once")))
     assert service.texts() == ["ada: once"]
@@ -54,7 +56,7 @@ async def test_what_was_carried_out_twice_is_deleted_once_it_is_noticed(
     assert memory.log.find_events("memory.duplicated")
 
 
-async def test_accepted_is_not_stored(memory: Mem0Memory, service: Mem0Service) -> None:
+async def test_an_accepted_item_is_not_yet_stored(memory: Mem0Memory, service: Mem0Service) -> None:
     service.holds_events = True
     with pytest.raises(InDoubt, match="not stored it yet"):
         await memory.store(make_batch(make_exchange(1, "slow")))
@@ -62,7 +64,7 @@ async def test_accepted_is_not_stored(memory: Mem0Memory, service: Mem0Service) 
     assert list(await memory.probe(make_batch(make_exchange(1, "slow")))) == ["s1:1"]
 
 
-async def test_an_event_that_failed_is_sent_again(memory: Mem0Memory, service: Mem0Service) -> None:
+async def test_a_failed_event_is_sent_again(memory: Mem0Memory, service: Mem0Service) -> None:
     service.failures_left = 2
     assert await deliver(memory, make_batch(make_exchange(1, "in the end"))) == 3
     assert service.texts() == ["ada: in the end"]
@@ -73,7 +75,7 @@ async def test_with_inference_a_write_cannot_be_probed(make: Make) -> None:
     assert make().delivery is DeliveryGuarantee.PROBE
 
 
-async def test_replacing_removing_and_undoing_follow_the_log(memory: Mem0Memory, service: Mem0Service) -> None:
+async def test_replacements_removals_and_undos_are_applied(memory: Mem0Memory, service: Mem0Service) -> None:
     await memory.store(
         make_batch(make_note(1, "lives in Rome", fact="f1"), make_note(2, "has a cat"), make_exchange(4, "secret"))
     )
@@ -94,30 +96,18 @@ async def test_replacing_removing_and_undoing_follow_the_log(memory: Mem0Memory,
     "status, expected",
     [(401, Transient), (402, Transient), (429, Transient), (422, Refused), (400, Refused), (503, InDoubt)],
 )
-async def test_what_the_service_says_tells_what_to_do(
+async def test_each_http_status_maps_to_its_error(
     memory: Mem0Memory, service: Mem0Service, status: int, expected: type[EverholdError]
 ) -> None:
-    service.plan_fault("refuse", "/v3/memories/add/", status=status, retry_after=7.0 if status == 429 else None)
-    with pytest.raises(expected) as caught:
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    if isinstance(caught.value, Transient) and status == 429:
-        assert caught.value.retry_after == 7.0
+    await check_refusal(memory, service, "/v3/memories/add/", status, expected)
 
 
-async def test_a_service_that_is_down_received_nothing(memory: Mem0Memory, service: Mem0Service) -> None:
-    await service.stop()
-    with pytest.raises(Transient):
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    with pytest.raises(Transient):
-        await memory.find(make_query("hello"))
-    assert not (await memory.health()).well
-    await service.start()
-    await deliver(memory, make_batch(make_exchange(1, "hello")))
+async def test_an_unreachable_service_received_nothing(memory: Mem0Memory, service: Mem0Service) -> None:
+    await check_outage(memory, service)
     assert service.texts() == ["ada: hello"]
-    assert (await memory.health()).well
 
 
-async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Make, service: Mem0Service) -> None:
+async def test_a_wrong_key_is_retried_and_not_printed(make: Make, service: Mem0Service) -> None:
     service.key = "right-key"
     with pytest.raises(Transient) as caught:
         await make(api_key="wrong-key-here").store(make_batch(make_exchange(1, "hello")))
@@ -160,24 +150,27 @@ async def test_recall_stays_within_its_audience(make: Make, service: Mem0Service
     assert await each.find(make_query("secret")) == []
 
 
-async def test_the_tools_carry_the_names_people_know_and_answer(memory: Mem0Memory) -> None:
+async def test_the_tools_have_the_vendor_s_names_and_work(memory: Mem0Memory) -> None:
     run = {tool.spec.name: tool.run for tool in memory.tools()}
     assert list(run) == ["mem0_search", "mem0_add"]
     kept = await run["mem0_add"]({"content": "likes tea"}, make_tool_context())
     assert [it.text for it in kept.notes] == ["likes tea"]
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
-    assert "I grow tea" in (await run["mem0_search"]({"query": "tea"}, make_tool_context())).text
-    assert "grow" not in (await run["mem0_search"]({"query": "tea"}, make_tool_context("bob"))).text
+    assert "I grow tea" in read_tool(await run["mem0_search"]({"query": "tea"}, make_tool_context()))
+    assert "grow" not in read_tool(await run["mem0_search"]({"query": "tea"}, make_tool_context("bob")))
     assert (await run["mem0_search"]({}, make_tool_context())).error
 
 
-async def test_forgetting_deletes_what_was_said_alone(memory: Mem0Memory, service: Mem0Service) -> None:
+async def test_forgetting_deletes_private_exchanges_and_keeps_group_exchanges(
+    memory: Mem0Memory, service: Mem0Service
+) -> None:
     await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "ours", group="club")))
     assert [found.text async for found in memory.export("ada")] == ["ada: mine"]
-    forgotten = await memory.forget("ada")
-    assert forgotten.deleted == 1
-    assert forgotten.kept
+    assert (await forget(memory, "ada")).deleted == 1
     assert service.texts() == ["ada: ours"]
+    forgotten = await forget(memory, "ada", keys=("s1:3",), groups=("club",))
+    assert (forgotten.deleted, service.texts()) == (1, [])
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
 
 
 async def test_an_agent_and_a_person_with_ambiguous_names_are_kept_apart(make: Make, service: Mem0Service) -> None:
@@ -194,10 +187,10 @@ async def test_an_agent_and_a_person_with_ambiguous_names_are_kept_apart(make: M
     found = await his.find(make_query("his from before", who="b-c", agent="a"))
     assert sorted(it.text for it in found) == ["b-c: his", "b-c: his from before"]
     assert sorted([it.text async for it in his.export("b-c")]) == ["b-c: his", "b-c: his from before"]
-    assert (await his.forget("b-c")).deleted == 2
+    assert (await forget(his, "b-c")).deleted == 2
     assert service.texts() == ["c: hers"]
     await earlier.store(make_batch(before))
-    assert (await hers.forget("c")).deleted == 1
+    assert (await forget(hers, "c")).deleted == 1
     assert service.texts() == ["b-c: his from before"]
 
 
@@ -212,7 +205,7 @@ async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: 
 # -- in this process --------------------------------------------------------------------------------------------------
 
 
-async def test_the_library_in_this_process_stores_finds_and_forgets(
+async def test_the_in_process_library_stores_finds_and_forgets(
     local: Mem0Memory, embeddings: EmbeddingsService, tmp_path: Path
 ) -> None:
     whole = make_batch(
@@ -226,26 +219,28 @@ async def test_the_library_in_this_process_stores_finds_and_forgets(
     assert await local.find(make_query("tea", who="bob")) == []
     await local.store(make_batch(make_retraction(9, 8)))
     assert list(await local.probe(make_batch(make_exchange(8, "a slip")))) == []
-    assert (await local.forget("ada")).deleted == 2
+    forgotten = await forget(local, "ada")
+    assert forgotten.deleted == 2
+    assert set(await confirm(local, forgotten)) == {"confirmed"}
     assert (tmp_path / "vectors").exists()
+    await local.close()
+    assert b"Assam" not in (tmp_path / "history.db").read_bytes()
 
 
-async def test_more_than_the_library_shows_unasked_is_probed(local: Mem0Memory) -> None:
+async def test_a_probe_covers_more_than_the_library_s_default_limit(local: Mem0Memory) -> None:
     many = make_batch(*(make_exchange(op, f"turn {op}") for op in range(1, 31)))
     await local.store(many)
     assert len(await local.probe(many)) == 30
     assert len([found async for found in local.export("ada")]) == 30
 
 
-async def test_what_was_closed_can_be_opened_again(local: Mem0Memory) -> None:
+async def test_a_closed_provider_can_be_used_again(local: Mem0Memory) -> None:
     await local.store(make_batch(make_exchange(1, "before")))
     await local.close()
     assert list(await local.probe(make_batch(make_exchange(1, "before")))) == ["s1:1"]
 
 
-async def test_without_an_embedding_service_a_write_does_not_succeed(
-    local: Mem0Memory, embeddings: EmbeddingsService
-) -> None:
+async def test_a_write_without_an_embedding_service_fails(local: Mem0Memory, embeddings: EmbeddingsService) -> None:
     await local.store(make_batch(make_exchange(1, "before")))
     await embeddings.stop()
     with pytest.raises(Exception):  # noqa: B017, PT011  # the library's own, or our doubt: never a success

@@ -5,23 +5,27 @@ from __future__ import annotations
 import pytest
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
-from everhold.memories.supermemory.provider import SupermemoryMemory, make_document_id
+from everhold.memories.scope import make_document_id
+from everhold.memories.supermemory.provider import SupermemoryMemory
+from everhold.ports.memory import MemoryBatch
 from everhold.testing.services.supermemory import SupermemoryService
 from tests.memories.memory_items import (
+    confirm,
     deliver,
+    forget,
     make_batch,
     make_exchange,
     make_note,
     make_query,
     make_retraction,
     make_tool_context,
+    read_tool,
 )
+from tests.memories.service_failures import check_outage, check_refusal
 from tests.memories.supermemory.conftest import Make
 
 
-async def test_every_exchange_and_note_is_a_document_of_its_own(
-    memory: SupermemoryMemory, service: SupermemoryService
-) -> None:
+async def test_every_exchange_and_note_is_one_document(memory: SupermemoryMemory, service: SupermemoryService) -> None:
     whole = make_batch(make_exchange(1, "I grow tea", "Which?", parent="s0"), make_note(5, "likes oolong", fact="f1"))
     remotes = await memory.store(whole)
     first, second = service.state.documents.values()
@@ -44,14 +48,14 @@ async def test_an_item_is_stored_once_even_if_the_answer_is_lost(
     assert service.state.writes == [make_document_id(key) for key in ("s1:1", "s1:2:note", "s1:3")]
 
 
-async def test_the_sdk_itself_repeats_nothing(memory: SupermemoryMemory, service: SupermemoryService) -> None:
+async def test_the_sdk_does_not_retry(memory: SupermemoryMemory, service: SupermemoryService) -> None:
     service.plan_fault("after", "/document$", times=None)
     with pytest.raises(InDoubt):
         await memory.store(make_batch(make_exchange(1, "once")))
     assert len(service.find_requests("/document$", "POST")) == 1
 
 
-async def test_accepted_is_not_stored(memory: SupermemoryMemory, service: SupermemoryService) -> None:
+async def test_an_accepted_item_is_not_yet_stored(memory: SupermemoryMemory, service: SupermemoryService) -> None:
     service.holds_documents = True
     with pytest.raises(InDoubt, match="not stored it yet"):
         await memory.store(make_batch(make_exchange(1, "slow")))
@@ -60,7 +64,7 @@ async def test_accepted_is_not_stored(memory: SupermemoryMemory, service: Superm
     assert service.texts() == ["ada: slow"]
 
 
-async def test_a_document_that_could_not_be_processed_is_sent_again(
+async def test_a_document_with_failed_processing_is_sent_again(
     memory: SupermemoryMemory, service: SupermemoryService
 ) -> None:
     service.failures_left = 2
@@ -68,7 +72,7 @@ async def test_a_document_that_could_not_be_processed_is_sent_again(
     assert service.texts() == ["ada: in the end"]
 
 
-async def test_replacing_removing_and_undoing_follow_the_log(
+async def test_replacements_removals_and_undos_are_applied(
     memory: SupermemoryMemory, service: SupermemoryService
 ) -> None:
     await memory.store(
@@ -90,30 +94,18 @@ async def test_replacing_removing_and_undoing_follow_the_log(
     "status, expected",
     [(401, Transient), (402, Transient), (429, Transient), (422, Refused), (400, Refused), (503, InDoubt)],
 )
-async def test_what_the_service_says_tells_what_to_do(
+async def test_each_http_status_maps_to_its_error(
     memory: SupermemoryMemory, service: SupermemoryService, status: int, expected: type[EverholdError]
 ) -> None:
-    service.plan_fault("refuse", "/document$", status=status, retry_after=7.0 if status == 429 else None)
-    with pytest.raises(expected) as caught:
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    if isinstance(caught.value, Transient) and status == 429:
-        assert caught.value.retry_after == 7.0
+    await check_refusal(memory, service, "/document$", status, expected)
 
 
-async def test_a_service_that_is_down_received_nothing(memory: SupermemoryMemory, service: SupermemoryService) -> None:
-    await service.stop()
-    with pytest.raises(Transient):
-        await memory.store(make_batch(make_exchange(1, "hello")))
-    with pytest.raises(Transient):
-        await memory.find(make_query("hello"))
-    assert not (await memory.health()).well
-    await service.start()
-    await deliver(memory, make_batch(make_exchange(1, "hello")))
+async def test_an_unreachable_service_received_nothing(memory: SupermemoryMemory, service: SupermemoryService) -> None:
+    await check_outage(memory, service)
     assert service.texts() == ["ada: hello"]
-    assert (await memory.health()).well
 
 
-async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Make, service: SupermemoryService) -> None:
+async def test_a_wrong_key_is_retried_and_not_printed(make: Make, service: SupermemoryService) -> None:
     service.key = "right-key"
     with pytest.raises(Transient) as caught:
         await make(api_key="wrong-key-here").store(make_batch(make_exchange(1, "hello")))
@@ -142,7 +134,7 @@ async def test_recall_stays_within_its_audience(make: Make, namespace: str) -> N
     assert await make(namespace=namespace, agent="coder").find(make_query("secret garden", agent="coder")) == []
 
 
-async def test_the_tools_carry_the_names_people_know_and_answer(make: Make) -> None:
+async def test_the_tools_have_the_vendor_s_names_and_work(make: Make) -> None:
     assert [tool.spec.name for tool in make().tools()] == ["supermemory_store", "supermemory_search"]
     memory = make(namespace="{agent}-{person}")
     run = {tool.spec.name: tool.run for tool in memory.tools()}
@@ -151,18 +143,47 @@ async def test_the_tools_carry_the_names_people_know_and_answer(make: Make) -> N
     assert [it.text for it in kept.notes] == ["likes tea"]
     await memory.store(make_batch(make_exchange(1, "I grow tea")))
     for name in ("supermemory_search", "supermemory_profile"):
-        assert "I grow tea" in (await run[name]({"query": "tea"}, make_tool_context())).text
-        assert "grow" not in (await run[name]({"query": "tea"}, make_tool_context("bob"))).text
+        assert "I grow tea" in read_tool(await run[name]({"query": "tea"}, make_tool_context()))
+        assert "grow" not in read_tool(await run[name]({"query": "tea"}, make_tool_context("bob")))
     assert (await run["supermemory_search"]({}, make_tool_context())).error
 
 
-async def test_forgetting_deletes_what_was_said_alone(memory: SupermemoryMemory, service: SupermemoryService) -> None:
+async def test_forgetting_deletes_private_exchanges_and_keeps_group_exchanges(
+    memory: SupermemoryMemory, service: SupermemoryService
+) -> None:
     await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "ours", group="club")))
     assert [found.text async for found in memory.export("ada")] == ["ada: mine"]
-    forgotten = await memory.forget("ada")
-    assert forgotten.deleted == 1
-    assert forgotten.kept
+    assert (await forget(memory, "ada")).deleted == 1
     assert service.texts() == ["ada: ours"]
+    forgotten = await forget(memory, "ada", keys=("s1:3",), groups=("club",))
+    assert (forgotten.deleted, service.texts()) == (1, [])
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
+
+
+async def test_a_deletion_that_is_refused_with_status_200_is_unconfirmed(
+    memory: SupermemoryMemory, service: SupermemoryService
+) -> None:
+    remotes = await memory.store(make_batch(make_exchange(1, "mine"), make_exchange(3, "too")))
+    service.undeletable = {remotes["s1:3"]}
+    forgotten = await forget(memory, "ada")
+    (refused,) = [it for it in forgotten.deletions if it.state == "unconfirmed"]
+    assert "being processed" in refused.reason
+    assert await confirm(memory, forgotten) == ["asked", "asked"]
+    service.undeletable = set()
+    assert set(await confirm(memory, await forget(memory, "ada"))) == {"confirmed"}
+
+
+async def test_an_undo_whose_deletion_is_refused_is_tried_again(
+    memory: SupermemoryMemory, service: SupermemoryService
+) -> None:
+    remotes = await memory.store(make_batch(make_exchange(1, "a slip")))
+    service.undeletable = set(remotes.values())
+    undone = MemoryBatch(name="dm", items=(make_retraction(9, 1),), heard_by={"s1:1": ("person:ada",)})
+    with pytest.raises(Transient, match="refused to delete"):
+        await memory.store(undone)
+    service.undeletable = set()
+    await memory.store(undone)
+    assert service.texts() == []
 
 
 async def test_an_agent_and_a_person_with_ambiguous_names_are_kept_apart(
@@ -181,10 +202,10 @@ async def test_an_agent_and_a_person_with_ambiguous_names_are_kept_apart(
     found = await his.find(make_query("his from before", who="b-c", agent="a"))
     assert sorted(it.text for it in found) == ["b-c: his", "b-c: his from before"]
     assert sorted([it.text async for it in his.export("b-c")]) == ["b-c: his", "b-c: his from before"]
-    assert (await his.forget("b-c")).deleted == 2
+    assert (await forget(his, "b-c")).deleted == 2
     assert service.texts() == ["c: hers"]
     await earlier.store(make_batch(before))
-    assert (await hers.forget("c")).deleted == 1
+    assert (await forget(hers, "c")).deleted == 1
     assert service.texts() == ["b-c: his from before"]
 
 

@@ -33,7 +33,7 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
 def _print_backup(screen: CommandScreen, made: dict[str, Any]) -> None:
     held = f"{format_count(made['sessions'], 'session')}, {format_count(made['entries'], 'entry', 'entries')}"
     mark = screen.paint("ok", "green") if made["sound"] else screen.paint("NOT SOUND", "red", "bold")
-    screen.print_line(f"{mark} · {held}, up to pos {made['position']} · {format_size(made['bytes'])}")
+    screen.print_line(f"{mark} · {held}, up to pos {made['pos']} · {format_size(made['bytes'])}")
     screen.print_line(escape_control(made["path"]))
     for line in made["wrong"][:20]:
         screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
@@ -59,7 +59,7 @@ def _list_backups(args: argparse.Namespace, screen: CommandScreen) -> int:
         [
             (
                 f"{format_duration(now - it['at'])} ago",
-                str(it["position"]),
+                str(it["pos"]),
                 format_size(it["bytes"]),
                 os.path.basename(it["path"]) + ("" if it["sound"] else "  (not sound)"),
             )

@@ -9,6 +9,7 @@ import time
 from everhold.cli.client import ApiClient
 from everhold.cli.connect import connect_for_reading
 from everhold.cli.render import CommandScreen, format_count, format_duration, format_one_line
+from everhold.errors import NotFound
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -48,8 +49,11 @@ async def _list_dead_letters(calls: ApiClient, screen: CommandScreen) -> None:
 
 async def _replay_dead_letters(calls: ApiClient, ids: list[int], screen: CommandScreen) -> int:
     done = await calls.replay_dead_letters(ids)
+    if ids and not done["replayed"]:
+        given = ", ".join(map(str, ids))
+        raise NotFound(f"there is no dead letter {given}", remedy="`everhold dead-letters list` lists their ids")
     if screen.json:
         screen.print_json(done)
     else:
         screen.print_line(f"{format_count(done['replayed'], 'item')} will be sent again")
-    return 0 if done["replayed"] or not ids else 1
+    return 0

@@ -87,9 +87,9 @@ def _open_model(args: argparse.Namespace, screen: CommandScreen) -> Iterator[Mod
     settings = load_home_settings(home, environ=os.environ)
     name = args.agent or settings.default_agent
     if name not in settings.agents:
-        raise InvalidRequest(f"there is no agent {name!r}", remedy=f"there is {', '.join(settings.agents)}")
+        raise InvalidRequest(f"there is no agent {name!r}", remedy=f"use one of: {', '.join(settings.agents)}")
     if args.model and args.model not in settings.models:
-        raise InvalidRequest(f"there is no model {args.model!r}", remedy=f"there is {', '.join(settings.models)}")
+        raise InvalidRequest(f"there is no model {args.model!r}", remedy=f"use one of: {', '.join(settings.models)}")
     with tempfile.TemporaryDirectory(prefix="everhold-eval-") as directory:
         clock = SystemClock()
         agents = ConfiguredAgents(

@@ -1,4 +1,6 @@
-"""`everhold import`: imports a hermes-agent home, or Markdown. Exits 1 if something could not be read."""
+"""`everhold import`: imports a hermes-agent home, or Markdown. Exits 1 if something could not be read, or if the
+owner of the memory files is not clear.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,8 @@ def _import_into_session(args: argparse.Namespace, screen: CommandScreen) -> int
     """Import Markdown for the people and memories of one session, like `everhold memory import`."""
     if is_hermes_source(Path(args.path).expanduser()):
         raise InvalidRequest("a hermes-agent home is imported with all its sessions", remedy="leave --session out")
+    if args.owner:
+        raise InvalidRequest("--session already says whose memory it is", remedy="leave --owner or --session out")
     args.action = "import"
     return memory.run(args, screen)
 
@@ -53,7 +57,7 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
     progress = _ImportProgressLine(screen)
     if args.dry_run:
         settings = load_home_settings(home, environ=os.environ)
-        job = ImportJob(source, home, settings, os.environ, get_local_user(), agent=args.agent)
+        job = ImportJob(source, home, settings, os.environ, get_local_user(), agent=args.agent, owner=args.owner)
         try:
             return await run_import(job, progress=progress)
         finally:
@@ -72,7 +76,15 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
     print_upgrade(app, screen)
     try:
         job = ImportJob(
-            source, home, settings, os.environ, get_local_user(), agent=args.agent, store=app.store, now=app.clock.now()
+            source,
+            home,
+            settings,
+            os.environ,
+            get_local_user(),
+            agent=args.agent,
+            store=app.store,
+            now=app.clock.now(),
+            owner=args.owner,
         )
         return await run_import(job, progress=progress)
     except asyncio.CancelledError:
@@ -132,13 +144,18 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
     for name, number in report.facts.items():
         if number:
             verb = "would be remembered" if report.dry else "remembered"
-            screen.print_line(f"  {format_one_line(name)}: {format_count(number, 'entry', 'entries')} {verb}")
+            count = format_count(number, "entry", "entries")
+            screen.print_line(f"  {format_one_line(name)}: {count} {verb} for {format_one_line(report.owner)} alone")
+    _print_list(screen, "people in memory services", report.peers)
     _print_list(screen, "settings", report.settings.written)
     _print_list(screen, "already set here, not changed", report.settings.kept)
     _print_list(screen, "not written", report.settings.refused)
-    _print_list(screen, "unknown, not imported", report.settings.unknown)
+    _print_list(screen, "to set", report.settings.missing_keys)
+    _print_list(screen, "left behind", [*report.settings.unknown, *report.left_behind])
     for trouble in report.troubles:
         screen.print_line(f"{screen.paint('!', 'red', 'bold')} {format_one_line(trouble)}")
+    for command in report.commands[:MAX_SHOWN_LINES]:
+        screen.print_line(f"    {format_one_line(command)}")
     if report.dry:
         screen.print_line("nothing was changed; repeat it without --dry-run")
         return

@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from everhold.cli.client import ApiClient
 from everhold.cli.connect import connect_for_reading
+from everhold.cli.errors import AGAIN, DONE, WRONG
 from everhold.cli.progress import show_waiting
 from everhold.cli.render import (
     CommandScreen,
@@ -47,8 +49,12 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
                 await _resend_to_memory(calls, args, screen)
             case "backfill":
                 await _start_backfill(calls, args, screen)
+            case "rekey":
+                await _start_rekey(calls, args, screen)
             case "forget":
                 return await _forget_person(calls, args, screen)
+            case "erasures":
+                return await _list_erasures(calls, screen)
             case "import":
                 await _import_facts(calls, args, screen)
             case "export":
@@ -68,7 +74,7 @@ def _print_answer(screen: CommandScreen, answer: dict[str, object], text: str) -
 
 async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
     found = await calls.show_memory_status()
-    wrong = any(row["error"] or row["dead_letters"] or not row["there"] for row in found["memories"])
+    wrong = any(row["error"] or row["dead_letters"] or not row["available"] for row in found["memories"])
     if screen.json:
         screen.print_json(found)
         return 1 if wrong else 0
@@ -76,9 +82,9 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
         (
             format_one_line(row["agent"]),
             format_one_line(row["memory"]),
-            "available" if row["there"] else "not available",
-            f"{row['waiting']} since {format_duration(time.time() - row['since'])}"
-            if row["since"] is not None
+            "available" if row["available"] else "not available",
+            f"{row['backlog']} since {format_duration(time.time() - row['backlog_since'])}"
+            if row["backlog_since"] is not None
             else "nothing",
             str(row["dead_letters"]),
             format_one_line(row["error"], most=60),
@@ -88,12 +94,14 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
     screen.print_table(("agent", "memory", "", "backlog", "dead letters", "last error"), rows, styles=("bold",))
     for row in found["memories"]:
         name = f"{format_one_line(row['memory'])} of {format_one_line(row['agent'])}"
-        if row["handed_over"] is not None:
-            screen.print_line(
-                f"{name} is {row['delivery']}: {describe_unacknowledged(row['handed_over'], row['confirmed'])}"
-            )
-        elif row["says"]:
-            screen.print_line(f"{name}: {format_one_line(row['says'])}")
+        if row["sent"] is not None:
+            screen.print_line(f"{name} is {row['delivery']}: {describe_unacknowledged(row['sent'], row['confirmed'])}")
+        elif row["report"] and not row.get("remedy"):
+            screen.print_line(f"{name}: {format_one_line(row['report'])}")
+        if row.get("remedy"):  # a gateway of an older version does not report it
+            screen.print_line(f"{name}: {format_one_line(row['report'])} → {format_one_line(row['remedy'])}")
+        if row["rekeying"]:
+            screen.print_line(f"{name}: {format_count(row['rekeying'], 'session')} being moved to another peer")
         if row["replaying"]:
             screen.print_line(f"{name}: {format_count(row['replaying'], 'item')} to be sent again")
     for names in found["forgetting"]:
@@ -101,9 +109,9 @@ async def _print_status(calls: ApiClient, screen: CommandScreen) -> int:
     return 1 if wrong else 0
 
 
-def describe_unacknowledged(handed: int, seen: int) -> str:
+def describe_unacknowledged(sent: int, confirmed: int) -> str:
     """Describe what is known about a memory that does not acknowledge writes."""
-    return f"{handed} sent, {seen} confirmed by reading back, {handed - seen} unknown"
+    return f"{sent} sent, {confirmed} confirmed by reading back, {sent - confirmed} unknown"
 
 
 async def _search_memory(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -144,8 +152,8 @@ async def _explain_answer(calls: ApiClient, args: argparse.Namespace, screen: Co
 
 def _format_location(item: dict[str, Any]) -> str:
     person, kind = item.get("person", ""), item.get("kind", "")
-    whose = f"reply to {person}" if kind == "reply" else " by ".join(part for part in (kind, person) if part)
-    parts = [item["provider"], whose, format_time(item["at"]) if item.get("at") else ""]
+    source = f"reply to {person}" if kind == "reply" else " by ".join(part for part in (kind, person) if part)
+    parts = [item["provider"], source, format_time(item["at"]) if item.get("at") else ""]
     if item.get("session"):
         parts.append(f"session {item['session']}" + (f", entry {item['seq']}" if item.get("seq") else ""))
     if item.get("origin"):
@@ -200,15 +208,38 @@ async def _start_backfill(calls: ApiClient, args: argparse.Namespace, screen: Co
         screen.print_note("The price of a token depends on the service. Nothing was changed; --yes starts it.")
 
 
+async def _start_rekey(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
+    async with show_waiting(screen, "looking through every session"):
+        found = await calls.rekey_memory(args.memory, person=args.person, agent=args.agent, dry_run=not args.yes)
+    if screen.json:
+        screen.print_json(found)
+        return
+    memory = format_one_line(found["memory"])
+    for identity, peer in sorted(found["new_peers"].items()):
+        screen.print_line(f"{format_one_line(identity)} is {format_one_line(peer)} in {memory}")
+    if not found["items"]:
+        screen.print_note("Nothing is left to move. A move that is under way is shown by `everhold memory status`.")
+        return
+    what = format_count(found["items"], "exchange or note", "exchanges and notes")
+    screen.print_line(f"{what} of {format_count(found['sessions'], 'session')}")
+    screen.print_line(f"  now under {format_one_line(', '.join(found['old_peers']))}")
+    screen.print_line(f"  about {format_count(found['requests'], 'request')}")
+    if found["begun"]:
+        screen.print_note("Started. `everhold memory status` shows how far it is. It resumes after a restart.")
+    else:
+        screen.print_note("Nothing was changed; --yes starts it.")
+
+
 # -- a person ----------------------------------------------------------------------------------------------------------
 
 
 async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
     async with show_waiting(screen, "forgetting" if args.yes else "looking through every session"):
-        found = await calls.forget_person(args.person, dry_run=not args.yes)
+        found = await calls.forget_person(args.person, dry_run=not args.yes, rebuild=args.rebuild)
+    code = _choose_exit_code([found["state"]]) if args.yes else DONE
     if screen.json:
         screen.print_json(found)
-        return 0 if found["done"] or not args.yes else 1
+        return code
     verb = "erased" if args.yes else "would be erased"
     screen.print_line(f"{screen.paint(format_one_line(', '.join(found['names'])), 'bold')}: {verb}")
     for going in found["sessions"]:
@@ -222,11 +253,9 @@ async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: Com
     )
     if found["schedules"]:
         screen.print_line(f"  {format_count(found['schedules'], 'schedule')} of this person")
-    for reach in found["providers"]:
-        done = f"{reach['deleted']} deleted" if reach["deleted"] else "had no data"
-        fate = done if args.yes else "is asked to delete"
-        can = fate if reach["can"] else "cannot delete"
-        screen.print_line(f"  {format_one_line(reach['memory'])} (agent {format_one_line(reach['agent'])}): {can}")
+    if found["records"]:
+        screen.print_line(f"  {format_count(found['records'], 'record')} of pairing, links and direct chats")
+    _print_places(screen, found["places"])
     screen.print_line("stays:")
     for line in found["remains"]:
         screen.print_line(f"  {escape_control(line)}")
@@ -238,8 +267,42 @@ async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: Com
             "This cannot be undone."
         )
     elif not found["done"]:
-        screen.print_note("Not all memories have confirmed. everhold tries again; the same command tries at once.")
-    return 0 if found["done"] or not args.yes else 1
+        screen.print_note(
+            "Not all memories have confirmed. everhold goes on by itself; `everhold memory erasures` shows how far."
+        )
+    return code
+
+
+async def _list_erasures(calls: ApiClient, screen: CommandScreen) -> int:
+    found = await calls.list_erasures()
+    code = _choose_exit_code([it["state"] for it in found])
+    if screen.json:
+        screen.print_json({"erasures": found})
+        return code
+    if not found:
+        screen.print_note("Nobody was forgotten yet.")
+    for it in found:
+        who = screen.paint(format_one_line(", ".join(it["identities"])), "bold")
+        screen.print_line(f"{who}, {format_time(it['at'])}: {it['state']}")
+        _print_places(screen, it["places"])
+    return code
+
+
+def _choose_exit_code(states: Sequence[str]) -> int:
+    """75 while something is asked, because waiting helps; 1 if something is unconfirmed or cannot."""
+    if any(state in ("planned", "asked") for state in states):
+        return AGAIN
+    return WRONG if any(state != "confirmed" for state in states) else DONE
+
+
+def _print_places(screen: CommandScreen, places: Sequence[dict[str, Any]]) -> None:
+    for place in places:
+        agent = f" (agent {format_one_line(place['agent'])})" if place["agent"] else ""
+        problem = f": {format_one_line(place['problem'])}" if place["problem"] else ""
+        screen.print_line(f"  {format_one_line(place['place'])}{agent}: {place['state']}{problem}")
+        for part in place["parts"]:
+            reason = f": {format_one_line(part['reason'])}" if part["reason"] else ""
+            screen.print_line(f"    {part['state']}: {format_one_line(part['what'])}{reason}")
 
 
 def _format_entries(number: int) -> str:
@@ -249,11 +312,15 @@ def _format_entries(number: int) -> str:
 async def _import_facts(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:
     from everhold.admin.memory_files import read_memory_files
 
-    files = await asyncio.to_thread(lambda: read_memory_files(Path(args.path).expanduser()))
+    files, refused = await asyncio.to_thread(lambda: read_memory_files(Path(args.path).expanduser()))
     made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
     held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')}"
     held += f" in {format_count(len(made['files']), 'file')}"
     new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
+    for name, reason in refused.items():
+        screen.print_note(f"{format_one_line(name)}: {reason}")
+    for name in made["personas"]:
+        screen.print_note(f"{format_one_line(name)} is a persona and no memory: set agents.{made['agent']}.persona")
     _print_answer(screen, made, f"{held} for session {made['session']}{new}")
 
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import keyword
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from everhold.cli.render import CommandScreen, format_count, format_one_line
 from everhold.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from everhold.infra.plugins import PluginFactory
+    from everhold.infra.plugins import PluginCatalogue, PluginFactory
     from everhold.ports.memory import MemoryProvider
     from everhold.testing.conformance import CheckOutcome, ServiceHarness
 
@@ -82,10 +81,7 @@ SKELETON_FILES: Final = {
 
 def _create_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
     name = args.name
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or keyword.iskeyword(name):
-        raise InvalidRequest(
-            f"{name!r} is not a name for a plug-in", remedy="use small letters, digits and -, beginning with a letter"
-        )
+    _require_free_name(args.kind, name)
     directory = Path(args.directory or f"everhold-{name}")
     if directory.exists() and any(directory.iterdir()):
         raise InvalidRequest(f"{directory} is not empty", remedy="name another directory: --in DIR")
@@ -112,6 +108,24 @@ def _create_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
             test = "pip install -e '.[testing]' && pytest"
         screen.print_note(f"next: cd {directory} && {test}")
     return 0
+
+
+def _require_free_name(kind: str, name: str) -> None:
+    """Refuse a name that is invalid or taken, because two packages with one name disable each other."""
+    from everhold.infra.plugins import MEMORY_PLUGINS, PLATFORM_PLUGINS
+
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise InvalidRequest(
+            f"{name!r} is not a name for a plug-in",
+            remedy="use small letters, digits and single hyphens, beginning with a letter",
+        )
+    catalogue: PluginCatalogue[Any] = MEMORY_PLUGINS if kind == "memory" else PLATFORM_PLUGINS
+    for plugin in catalogue.list_plugins():
+        if plugin.name == name:
+            raise InvalidRequest(
+                f"{plugin.package} already offers a {catalogue.noun} {name!r}",
+                remedy="choose another name; `everhold plugin list` lists those in use",
+            )
 
 
 def _fill_template(kind: str, template: str, words: Mapping[str, str]) -> str:
@@ -143,7 +157,7 @@ async def _test_plugin(args: argparse.Namespace, screen: CommandScreen) -> int:
     from everhold.testing.conformance import CHECKS, run_checks
 
     if unknown := [name for name in args.only if name not in CHECKS]:
-        raise NotFound(f"there is no check {unknown[0]!r}", remedy=f"there is {', '.join(CHECKS)}")
+        raise NotFound(f"there is no check {unknown[0]!r}", remedy=f"use one of: {', '.join(CHECKS)}")
     if ":" in args.name or ":" in args.harness:
         sys.path.insert(0, os.getcwd())  # what is being written stands here
     factory, about = _find_factory(args.name)

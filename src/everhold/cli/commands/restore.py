@@ -24,22 +24,22 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     now = SystemClock().now()
     with _lock_home(home):
         what = backups.plan_restore(home, source=args.source, at=args.at)
-        told = backups.render_restore_plan(what)
+        result = backups.render_restore_plan(what)
         if args.yes:
             done = backups.restore_store(home, what, now=now, chance=SystemRandomSource())
-            told |= {
+            result |= {
                 "restored": True,
-                "position": done.pos,
+                "pos": done.pos,
                 "set_aside": str(done.set_aside) if done.set_aside else None,
                 "stopped_turns": done.stopped_operations,
                 "numbers_left_out": done.skipped_seqs,
             }
     if args.yes:
-        told["erased_again"] = asyncio.run(_reapply_erasures(home))
+        result["erased_again"] = asyncio.run(_reapply_erasures(home))
     if screen.json:
-        screen.print_json(told if args.yes else {**told, "restored": False})
+        screen.print_json(result if args.yes else {**result, "restored": False})
     else:
-        _print_restore(screen, told, done=args.yes)
+        _print_restore(screen, result, done=args.yes)
     return 0
 
 
@@ -55,7 +55,9 @@ async def _reapply_erasures(home: Home) -> int:
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     app = GatewayApp(home, _load_settings(home), log=log, environ=os.environ)
     try:
-        return await app.session_admin.reapply_erasures()
+        again = await app.session_admin.reapply_erasures()
+        await app.memory_admin.resume_erasures(restored=True)
+        return again
     finally:
         await app.stop(seconds=0)
 
@@ -71,7 +73,7 @@ def _print_restore(screen: CommandScreen, told: dict[str, Any], *, done: bool) -
     held = f"{format_count(told['sessions'], 'session')}, last entry {format_time(told['newest'])}"
     sound = screen.paint("sound", "green") if told["sound"] else screen.paint("NOT SOUND", "red", "bold")
     screen.print_line(f"{'restored' if done else 'would restore'} {escape_control(told['source'])}")
-    screen.print_line(f"  it is {sound}: {held}; up to pos {told['position']}")
+    screen.print_line(f"  it is {sound}: {held}; up to pos {told['pos']}")
     for line in told["wrong"][:5]:
         screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
     if told["damage"]:

@@ -30,7 +30,7 @@ async def _send_message(args: argparse.Namespace, screen: CommandScreen, text: s
     seconds = 0.0
     try:
         location = await (await client.open()).find_chat_location(args.session, agent=args.agent)
-        given = message.make_message(location, text, id=args.id)
+        given = message.make_message(location, text, id=args.id or "")
         accepted = await _deliver_message(client, given, seconds=max(args.timeout, MAX_HANDOVER_SECONDS))
         answer = ReplyWait(accepted["seq"])
         try:

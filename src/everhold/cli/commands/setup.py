@@ -26,7 +26,7 @@ from everhold.cli.progress import show_waiting
 from everhold.cli.render import CommandScreen, escape_control, format_count
 from everhold.config import Settings, set_key, set_secret
 from everhold.config.edit import split_key
-from everhold.config.literals import is_env_name
+from everhold.config.literals import is_env_name, is_secret_key
 from everhold.config.secrets import SecretEnvironment, parse_env
 from everhold.errors import EverholdError, InvalidRequest, Refused
 from everhold.infra.home import Home, read_file
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
         if given and args.no_test:
             return _write_settings(home, wish, screen, settings, told=None)
         try:
-            told = asyncio.run(_try_model(wish, known, screen, home))
+            reply = asyncio.run(_try_model(wish, known, screen, home))
         except EverholdError as error:
             if silent:
                 raise
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
                 raise Refused("nothing was written", remedy="--no-test writes it without a test") from None
             asking.again = True
             continue
-        return _write_settings(home, wish, screen, settings, told=told)
+        return _write_settings(home, wish, screen, settings, told=reply)
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------
@@ -337,11 +337,11 @@ def _write_settings(
     if wish.key:
         set_secret(home, wish.variable, wish.key)
     if wish.provider == OFFLINE_PROVIDER:
-        settings = _set_value(home, "defaults.model", OFFLINE_PROVIDER)
+        settings = set_value(home, "defaults.model", OFFLINE_PROVIDER)
     else:
         _write_model(home, wish, before)
-        settings = _set_value(home, "defaults.model", wish.alias)
-    running = asyncio.run(_is_gateway_running(home))
+        settings = set_value(home, "defaults.model", wish.alias)
+    running = asyncio.run(find_running_gateway(home)) is not None
     if screen.json:
         screen.print_json(
             {**_make_report(home, wish, told, settings), "doctor": run_checkup(home, screen, *_list_config_keys(wish))}
@@ -365,12 +365,12 @@ def _write_model(home: Home, wish: ModelChoice, before: Settings) -> None:
     old = before.models.get(wish.alias)
     written = before.document.get("models", {})
     if old is None or old.provider != wish.provider or not isinstance(written.get(wish.alias), Mapping):
-        _set_value(home, f"models.{_quote_key(wish.alias)}", wish.make_config_section())
+        set_value(home, f"models.{_quote_key(wish.alias)}", wish.make_config_section())
         return
     for key in ("name", "base_url", "api_key_env"):
         value = wish.make_config_section().get(key)
         if value is not None or key in written[wish.alias]:
-            _set_value(home, f"models.{_quote_key(wish.alias)}.{key}", value)
+            set_value(home, f"models.{_quote_key(wish.alias)}.{key}", value)
 
 
 def _list_config_keys(wish: ModelChoice) -> tuple[str, ...]:
@@ -382,12 +382,18 @@ def _quote_key(name: str) -> str:
     return f'"{name}"' if split_key(name) != (name,) else name
 
 
-def _set_value(home: Home, key: str, value: Any) -> Settings:
+def parse_setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or is_secret_key(key):
+        raise InvalidRequest(
+            f"{key[:40]!r} cannot be set like this", remedy="--set key=value; secrets are asked for, or --stdin"
+        )
+    return key, value
+
+
+def set_value(home: Home, key: str, value: Any) -> Settings:
+    """Change one value in config.yaml."""
     return set_key(home, key, value, environ=os.environ, validate_plugin=build_plugin_check())
-
-
-async def _is_gateway_running(home: Home) -> bool:
-    return await find_running_gateway(home) is not None
 
 
 def _print_remarks(wish: ModelChoice, settings: Settings, screen: CommandScreen) -> None:

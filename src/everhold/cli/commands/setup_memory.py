@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from everhold.app import SystemClock, build_plugin_check, load_home_settings
+from everhold.app import SystemClock, load_home_settings
 from everhold.cli.checkup import run_checkup
-from everhold.cli.commands.setup import SetupPrompter, load_environment
+from everhold.cli.commands.setup import SetupPrompter, load_environment, parse_setting, set_value
 from everhold.cli.connect import find_home, find_running_gateway
 from everhold.cli.progress import show_waiting
 from everhold.cli.render import CommandScreen, escape_control
-from everhold.config import Settings, find_plugin_problems, set_key, set_secret
+from everhold.config import Settings, find_plugin_problems, set_secret
 from everhold.config.literals import is_env_name, is_secret_key, suggest_env_name
 from everhold.config.secrets import SecretEnvironment
 from everhold.config.settings import BUILTIN_MEMORY, MemorySettings, list_given_fields
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 async def _make_draft(setup: MemorySetup, before: dict[str, Any]) -> MemoryDraft:
     args = setup.args
-    provider, given = _choose_provider(setup, before), dict(_parse_pair(text) for text in args.set)
+    provider, given = _choose_provider(setup, before), dict(parse_setting(text) for text in args.set)
     provider, _, rest = provider.partition(":")
     factory = MEMORY_PLUGINS.load(provider)
     if rest:
@@ -125,20 +125,20 @@ async def _make_draft(setup: MemorySetup, before: dict[str, Any]) -> MemoryDraft
         if not argument:
             raise InvalidRequest(f"{provider} takes nothing after a colon", remedy=f"--provider {provider}")
         given.setdefault(argument, rest)
-    ours = set(list_given_fields(MemorySettings)) - {"provider", "name"}
+    own_fields = set(list_given_fields(MemorySettings)) - {"provider", "name"}
     fields = factory.Settings.model_fields
     section = {key: value for key, value in before.items() if key != "provider"} | {
-        key: value for key, value in given.items() if key in fields or key in ours
+        key: value for key, value in given.items() if key in fields or key in own_fields
     }
     draft = MemoryDraft(name=args.name, provider=provider, section=section)
     for wanted in _list_asked_settings(factory.Settings, draft):
         _ask_setting(setup, draft, wanted, before, given=given.get(wanted.key))
-    validated = _validate_draft(setup, draft, factory.Settings, ours)
+    validated = _validate_draft(setup, draft, factory.Settings, own_fields)
     if isinstance(factory, SupportsSetup):
         await _run_provider_interview(
             setup, draft, factory, validated, {k: v for k, v in given.items() if k not in draft.section}
         )
-        validated = _validate_draft(setup, draft, factory.Settings, ours)
+        validated = _validate_draft(setup, draft, factory.Settings, own_fields)
     else:
         stray = [key for key in given if key not in draft.section]
         if stray:
@@ -162,15 +162,6 @@ def _choose_provider(setup: MemorySetup, before: Mapping[str, Any]) -> str:
     if args.no_input:
         raise InvalidRequest(f"the provider of {args.name!r} is missing", remedy=f"--provider {', '.join(names)}")
     return setup.prompter.ask_choice("Which kind of memory?", tuple((name, "") for name in names), "1")
-
-
-def _parse_pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or is_secret_key(key):
-        raise InvalidRequest(
-            f"{key[:40]!r} cannot be set like this", remedy="--set key=value; secrets are asked for, or --stdin"
-        )
-    return key, value
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------
@@ -301,7 +292,7 @@ async def _try_provider(setup: MemorySetup, draft: MemoryDraft, factory: Any, se
                 try:
                     if attached.has_capability(MemoryCapability.HEALTH):
                         health = await attached.health()
-                        if not health.well:
+                        if not health.healthy:
                             raise Refused(f"{draft.name} reports a problem: {health.text}", remedy="check its address")
                 finally:
                     await attached.close()
@@ -323,19 +314,19 @@ def _write_settings(setup: MemorySetup, before: Settings, draft: MemoryDraft) ->
     if isinstance(before.document.get("memories", {}).get(draft.name), Mapping):
         after = before  # other keys of the section stay, with their comments
         for key, value in section.items():
-            after = _set_value(home, f"{path}.{key}", value)
+            after = set_value(home, f"{path}.{key}", value)
     else:
-        after = _set_value(home, path, section)
+        after = set_value(home, path, section)
     if not setup.args.no_attach:
         after = _attach_to_agents(home, after, draft.name, setup.args.agent)
-    whose = [agent.name for agent in after.agents.values() if draft.name in {it.name for it in agent.memories}]
-    running = asyncio.run(_is_gateway_running(home))
+    agent_names = [agent.name for agent in after.agents.values() if draft.name in {it.name for it in agent.memories}]
+    running = asyncio.run(find_running_gateway(home)) is not None
     if screen.json:
         report = {
             "memory": draft.name,
             "provider": draft.provider,
             "called": draft.display_name or None,
-            "agents": whose,
+            "agents": agent_names,
         }
         found = run_checkup(home, screen, path)
         screen.print_json({**report, "file": str(home.config), "variables": sorted(draft.secrets), "doctor": found})
@@ -348,7 +339,9 @@ def _write_settings(setup: MemorySetup, before: Settings, draft: MemoryDraft) ->
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in draft.secrets)]
     screen.print_line(f"written: {' and '.join(where)}")
     run_checkup(home, screen, path)
-    screen.print_line(f"attached to: {', '.join(map(escape_control, whose)) or 'no agent; --agent NAME attaches it'}")
+    screen.print_line(
+        f"attached to: {', '.join(map(escape_control, agent_names)) or 'no agent; --agent NAME attaches it'}"
+    )
     step = "everhold memory status" if running else "everhold up; then everhold memory status"
     screen.print_line(f"next: {step}; everhold memory backfill {escape_control(draft.name)} sends it the older history")
     return 0
@@ -367,12 +360,4 @@ def _attach_to_agents(home: Home, settings: Settings, name: str, agent: str) -> 
     listed = [BUILTIN_MEMORY] if listed is None else list(listed)
     if any(name in (it, it.get("name") if isinstance(it, Mapping) else None) for it in listed):
         return settings
-    return _set_value(home, ".".join((*path, "memories")), [*listed, name])
-
-
-def _set_value(home: Home, key: str, value: Any) -> Settings:
-    return set_key(home, key, value, environ=os.environ, validate_plugin=build_plugin_check())
-
-
-async def _is_gateway_running(home: Home) -> bool:
-    return await find_running_gateway(home) is not None
+    return set_value(home, ".".join((*path, "memories")), [*listed, name])

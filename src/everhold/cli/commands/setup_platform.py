@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from everhold.app import build_plugin_check, load_home_settings
 from everhold.cli.checkup import run_checkup
-from everhold.cli.commands.setup import SetupPrompter, load_environment
+from everhold.cli.commands.setup import SetupPrompter, load_environment, parse_setting
 from everhold.cli.connect import find_home, find_running_gateway
 from everhold.cli.progress import show_waiting
 from everhold.cli.render import CommandScreen, escape_control
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     account = args.account or settings.default_agent
     asking = SetupPrompter(screen, sys.stdin)
     known = load_environment(home)
-    given = dict(_parse_pair(text) for text in args.set)
+    given = dict(parse_setting(text) for text in args.set)
     while True:
         values: dict[str, Any] = dict(given)
         new: dict[str, SecretString] = {}
@@ -81,15 +81,6 @@ def _list_asked_settings(model: type[BaseModel]) -> dict[str, str]:
 def _check_settings(model: type[BaseModel], values: dict[str, Any]) -> None:
     for problem in find_plugin_problems("platforms", model, values):
         raise InvalidRequest(f"{problem.key}: {problem.message}", remedy=problem.remedy)
-
-
-def _parse_pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or is_secret_key(key):
-        raise InvalidRequest(
-            f"{key[:40]!r} cannot be set like this", remedy="--set key=value; secrets are asked for, or --stdin"
-        )
-    return key, value
 
 
 def _ask_line(field: str, question: str, asking: SetupPrompter, *, silent: bool) -> str:
@@ -157,7 +148,7 @@ def _print_result(
     variables: list[str],
     settings: Settings,
 ) -> int:
-    running = asyncio.run(_is_gateway_running(home))
+    running = asyncio.run(find_running_gateway(home)) is not None
     if screen.json:
         name = None if me is None else me.name
         found = run_checkup(home, screen, f"platforms.{platform}.{account}")
@@ -169,15 +160,11 @@ def _print_result(
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in variables)]
     screen.print_line(f"written: {' and '.join(where)}")
     run_checkup(home, screen, f"platforms.{platform}.{account}")
-    access = settings.platforms[platform][account].access
+    configured = settings.platforms[platform][account]
     steps = [] if running else ["everhold up"]
     hello = me.hello if me is not None and me.hello else "send it a message"
     steps.append(hello)
-    if not access.direct and not settings.access.owners:
+    if not (configured.access.direct or configured.owners or settings.access.owners):
         steps.append("everhold pairing approve CODE, with the code that it sends you")
     screen.print_line("next: " + "; then ".join(steps))
     return 0
-
-
-async def _is_gateway_running(home: Home) -> bool:
-    return await find_running_gateway(home) is not None

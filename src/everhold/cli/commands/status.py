@@ -62,8 +62,9 @@ def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
             )
     for it in found["memories"]:
         if it["state"] == "failing" and f"memory:{it['memory']}" not in found["failing"]:
-            what = it["says"] or it["error"] or "it does not answer"
-            wrong.append((f"memory {it['memory']} of {it['agent']}: {what}", "everhold delivers its items later"))
+            what = it["report"] or it["error"] or "it does not answer"
+            remedy = it.get("remedy") or "everhold delivers its items later"  # an older gateway reports none
+            wrong.append((f"memory {it['memory']} of {it['agent']}: {what}", remedy))
         for hook, error in it["hooks"].items():
             wrong.append((f"memory {it['memory']} of {it['agent']}: {hook}: {error}", "no data is lost"))
     for loop in found["loops"]:
@@ -133,18 +134,20 @@ def _format_memory(it: dict[str, Any]) -> str:
     """Describe one memory of one agent: its state, backlog and last error."""
     now = time.time()
     parts = [f"{format_one_line(it['memory'])} of {format_one_line(it['agent'])}", it["state"]]
-    if it["lag"]:
+    if it["backlog"]:
         parts.append(
-            f"backlog {it['lag']}, oldest {format_duration(now - it['oldest'])}" if it["oldest"] else str(it["lag"])
+            f"backlog {it['backlog']}, oldest {format_duration(now - it['backlog_since'])}"
+            if it["backlog_since"]
+            else str(it["backlog"])
         )
-    if it["stored"]:
-        parts.append(f"last stored {format_duration(now - it['stored'])} ago")
-    if it["state"] == "failing" and it["again"]:
-        parts.append(f"next attempt in {format_duration(max(0.0, it['again'] - now))}")
-    if it["handed"] is not None:
-        parts.append(f"{it['delivery']}: {describe_unacknowledged(it['handed'], it['seen'])}")
-    elif it["says"]:
-        parts.append(format_one_line(it["says"]))
+    if it["stored_at"]:
+        parts.append(f"last stored {format_duration(now - it['stored_at'])} ago")
+    if it["state"] == "failing" and it["next_attempt_at"]:
+        parts.append(f"next attempt in {format_duration(max(0.0, it['next_attempt_at'] - now))}")
+    if it["sent"] is not None:
+        parts.append(f"{it['delivery']}: {describe_unacknowledged(it['sent'], it['confirmed'])}")
+    elif it["report"]:
+        parts.append(format_one_line(it["report"]))
     return " · ".join(parts)
 
 

@@ -70,11 +70,11 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
             f"resuming {format_count(waiting, 'message')}",
             url,
         ]
-        told = " · ".join(part for part in parts if part)
-        screen.print_line(told)
+        line = " · ".join(part for part in parts if part)
+        screen.print_line(line)
         screen.out.flush()
         freeze_garbage_collector()
-        notify.send(READY="1", STATUS=told)
+        notify.send(READY="1", STATUS=line)
         beating = asyncio.create_task(notify.send_heartbeats(app.store.ping_writer), name="beat")
         await _wait_for_end(app, signals)
     finally:

@@ -8,13 +8,12 @@ themselves, because their entries belong to another session.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final, TypeAlias, TypeVar
 
 from everhold.core import compression, consumers
 from everhold.core.commands import (
     ALONE,
-    BARRED,
     COMMANDS,
     QUIETLY,
     ParsedSubcommand,
@@ -39,17 +38,22 @@ from everhold.core.entries import (
     SessionTitled,
     SettingChosen,
     TaskRequested,
+    list_consumed_seqs,
 )
 from everhold.core.ids import make_session_id
 from everhold.core.memory_naming import SessionOrigin
+from everhold.core.people import PERSON_MEMBER
+from everhold.core.roles import ChatPlace, PersonRole, RoleCell, explain_refusal
 from everhold.core.wording import describe_count
 from everhold.engine import model_waits, session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.commands import memory as commands_memory
+from everhold.engine.commands.memory import ForgetRights
 from everhold.engine.commands.schedule import run_schedule_command
 from everhold.engine.context_cache import load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory import health as memory_health
+from everhold.engine.memory.peers import build_peer_registry
 from everhold.ports.store import Change, Session, SessionOpening, StateWrite, Step, Store, Wakeup
 
 MOST_LISTED: Final = 50
@@ -80,6 +84,15 @@ class CommandRequest:
     runtimes: AgentRuntimes
     wakeups: Wakeups
     today: str
+    action: str
+    """The command with its subcommand, as the table of roles names it."""
+    cell: RoleCell
+    """What the table says about it in this kind of chat."""
+    place: ChatPlace = ChatPlace.DIRECT
+    role: PersonRole = PersonRole.MEMBER
+    """The role of the sender: the lower of the stamped and the current one."""
+    owners: tuple[str, ...] = ()
+    """The owners of this chat."""
 
     @property
     def store(self) -> Store:
@@ -89,9 +102,20 @@ class CommandRequest:
     def usage(self) -> str:
         return COMMANDS[self.name].usage
 
-    def find_waiting_messages(self) -> tuple[int, ...]:
-        """The seqs of the messages that wait for an answer."""
-        return tuple(it.seq for it in self.pending if isinstance(it.body, Heard) and it.body.command is None)
+    def find_waiting_messages(self, authors: Collection[str] | None = None) -> tuple[int, ...]:
+        """The seqs of the messages that wait for an answer: of everybody, or of these authors."""
+        return tuple(
+            it.seq
+            for it in self.pending
+            if isinstance(it.body, Heard) and it.body.command is None and (authors is None or it.author in authors)
+        )
+
+    async def list_own_authors(self) -> tuple[str, ...]:
+        """All authors that are the sender."""
+        return (await self.store.get_people()).list_same_authors(self.entry.author)
+
+    def explain_refusal(self, what: str, needed: PersonRole) -> str:
+        return explain_refusal(what, needed=needed, role=self.role, place=self.place, owners=self.owners)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +136,7 @@ CommandHandler: TypeAlias = Callable[[CommandRequest, Any], Awaitable[CommandRes
 Handler = TypeVar("Handler", bound=CommandHandler)
 
 COMMAND_HANDLERS: Final[dict[str, CommandHandler]] = {}
-"""Name -> handler, for every command of the table and for `BARRED` and `ALONE`."""
+"""Name -> handler, for every command of the table and for `ALONE`."""
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
@@ -191,11 +215,33 @@ async def request_compression(request: CommandRequest, arguments: tuple[int | No
 
 @handles("stop")
 async def stop_turn(request: CommandRequest, _: str) -> CommandResult:
-    """Stop the running turn. Without one, put waiting messages aside: they stay in the log and are not answered."""
+    """Stop the running turn. Without one, put waiting messages aside: they stay in the log and are not answered.
+
+    In a shared group, people below member stop only the turn that they asked for, and put only their own messages
+    aside.
+    """
     amendment = await session_changes.plan_stop(request.store, request.session)
-    aside = () if amendment.bodies else request.find_waiting_messages()
+    own = None if request.cell.allows_others(request.role) else await request.list_own_authors()
+    if own is not None and amendment.bodies and not await _has_asked_for_turn(request, own):
+        assert request.cell.others is not None, "only a difference between own and others' turns ends here"
+        return CommandResult(reply=request.explain_refusal("Stopping another person's turn", request.cell.others))
+    aside = () if amendment.bodies else request.find_waiting_messages(own)
     put_aside = f" {describe_count(len(aside), 'waiting message')} put aside." if aside else ""
     return CommandResult(reply=amendment.reply + put_aside, changes=amendment.bodies, takes=aside)
+
+
+async def _has_asked_for_turn(request: CommandRequest, authors: Collection[str]) -> bool:
+    """Return whether a message of these authors asked for the running turn."""
+    running = await request.store.list_operations(request.session.id, types=("turn",), states=("running",))
+    for turn in running:
+        steps = await request.store.list_entries(
+            request.session.id, after=turn.first - 1, kinds=(EntryKind.BEGAN, EntryKind.TOOK)
+        )
+        for seq in list_consumed_seqs(step for step in steps if step.op == turn.op):
+            taken = await request.store.get_entry(request.session.id, seq)
+            if isinstance(taken.body, Heard) and taken.body.asks and taken.author in authors:
+                return True
+    return False
 
 
 @handles("halt")
@@ -221,7 +267,7 @@ async def ask_for_text(request: CommandRequest, _: str) -> CommandResult:
 async def request_task(request: CommandRequest, text: str) -> CommandResult:
     if not text:
         return CommandResult(reply=f"Add a task: {request.usage}")
-    task = TaskRequested(text=text, tell=request.heard.origin, stamp=request.heard.stamp)
+    task = TaskRequested(text=text, tell=request.heard.origin, stamp=request.heard.stamp, role=request.role)
     return CommandResult(
         reply="I am working on that, and will report here when it is done.",
         changes=(Changed(change=task),),
@@ -248,13 +294,13 @@ async def change_title(request: CommandRequest, arguments: TitleArguments) -> Co
         return CommandResult(reply=f"This session is called “{session.title or session.id}”. /title NAME renames it.")
     changes: list[EntryBody] = [Changed(change=SessionTitled(title=title, memory=arguments.memory))]
     if arguments.memory:
-        person = request.heard.stamp.person
-        origin = SessionOrigin(session=session.id, owner=person, title=title, address=session.address)
-        runtime = request.runtime
-        changes += [
-            Changed(change=MemoryNameSet(memory=it, name=runtime.choose_memory_name(it, origin)))
-            for it in runtime.memories
-        ]
+        person, runtime = request.heard.stamp.person, request.runtime
+        peers = build_peer_registry(request.gates, request.runtimes)
+        for memory in runtime.memories:
+            owner = await peers.find_current_peer(memory, session.agent, person) or person
+            origin = SessionOrigin(session=session.id, owner=owner, title=title, address=session.address)
+            name = runtime.choose_memory_name(memory, origin)
+            changes.append(Changed(change=MemoryNameSet(memory=memory, name=name)))
     follow = " Memories use the new name, too." if arguments.memory else ""
     return CommandResult(reply=f"Named “{title}”.{follow}", changes=tuple(changes))
 
@@ -292,17 +338,24 @@ def _describe_model(session: Session, runtime: AgentRuntime) -> str:
 
 @handles("branch")
 async def branch_session(request: CommandRequest, _: str) -> CommandResult:
-    """Bind this address to a branch. The branch is committed first, and the backlink worker writes the backlink into
-    this session.
+    """Bind this address to a branch of this session."""
+    session, stamp = request.session, request.heard.stamp
+    fit = await session_access.compare_audience(request.store, session, audience=stamp.audience)
+    if fit is session_access.SessionFit.OTHER:
+        return CommandResult(
+            reply="This conversation began in another chat, and somebody here cannot read it, so it cannot be branched."
+        )
+    branch = await _start_branch(request, session, at=request.entry.seq - 1)
+    return CommandResult(reply=f"Branched into session {branch}. /resume {session.id} brings you back.")
+
+
+async def _start_branch(request: CommandRequest, parent: Session, *, at: int) -> str:
+    """Bind this address to a new branch of `parent`; return its id. The branch is committed first, and the backlink
+    worker writes the backlink into the parent.
     """
     gates, session, entry, address = request.gates, request.session, request.entry, request.heard.stamp.address
-    if not await session_access.can_bind_address(gates.store, session, author=entry.author, here=address):
-        return CommandResult(
-            reply="This conversation began in another chat and belongs to another person, so you cannot branch it."
-        )
     new = make_session_id(gates.clock.now(), gates.chance.bytes(10))
-    at = entry.seq - 1
-    branched = Changed(change=BranchedFrom(parent=session.id, at=at, by=entry.author))
+    branched = Changed(change=BranchedFrom(parent=parent.id, at=at, by=entry.author))
     # An earlier command may have bound the address elsewhere after this one was heard.
     leads_to = await gates.store.resolve_address(address) or session.id
     bound = Changed(change=AddressBound(address=address, previous=leads_to, by=entry.author))
@@ -311,7 +364,7 @@ async def branch_session(request: CommandRequest, _: str) -> CommandResult:
             step=Step.BACKLINK,
             session=new,
             at=gates.clock.now(),
-            opens=SessionOpening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
+            opens=SessionOpening(agent=session.agent, address=address, parent=parent.id, parent_at=at, bind=False),
             entries=(
                 EntryDraft(body=branched, author=entry.author, dedup=f"branch:{session.id}:{entry.seq}"),
                 EntryDraft(body=bound, author=entry.author),
@@ -320,33 +373,53 @@ async def branch_session(request: CommandRequest, _: str) -> CommandResult:
         )
     )
     log = gates.log.bind(session=session.id)
-    log.info("session.branched", parent=session.id, branch=done.session)
+    log.info("session.branched", parent=parent.id, branch=done.session)
     log.info("session.bound", session=done.session, address=address, previous=leads_to)
     request.wakeups.notify(done.session)
-    return CommandResult(reply=f"Branched into session {done.session}. /resume {session.id} brings you back.")
+    return done.session
 
 
 @handles("resume")
 async def resume_session(request: CommandRequest, name: str) -> CommandResult:
-    """Bind this address to another session of the same person."""
+    """Bind this address to another session with the same audience. If fewer people are present here than in that
+    session, continue in a branch, so that words from here never become part of it.
+    """
     if not name:
-        return CommandResult(reply=f"Name a session: {request.usage}. /sessions lists yours.")
-    # Select by ownership first and by name second, so that a name cannot select a session of another person.
-    mine = [one async for one in _list_open_sessions(request)]
+        return CommandResult(reply=f"Name a session: {request.usage}. /sessions lists them.")
+    # Select by audience first and by name second, so that a name cannot select a session of another person.
+    open_sessions = [one async for one in _list_open_sessions(request)]
     led = await request.store.resolve_address(name)
-    found = [one for one in mine if one.id == name] or [one for one in mine if _may_mean(name, one, led=led)]
+    found = [it for it in open_sessions if it[0].id == name] or [
+        it for it in open_sessions if _may_mean(name, it[0], led=led)
+    ]
     if not found:
-        return CommandResult(reply=f"You have no session {name!r} that can be continued here. /sessions lists yours.")
+        return CommandResult(reply=_explain_no_session(request, name))
     if len(found) > 1:
-        some = ", ".join(one.id for one in found[:5])
-        return CommandResult(
-            reply=f"{name!r} matches {len(found)} of your sessions: {some}. Choose one with /resume ID."
-        )
+        some = ", ".join(one.id for one, _ in found[:5])
+        return CommandResult(reply=f"{name!r} matches {len(found)} sessions: {some}. Choose one with /resume ID.")
+    chosen, fit = found[0]
     leads_to = await request.store.resolve_address(request.heard.stamp.address) or request.session.id
-    if found[0].id == leads_to:
+    if chosen.id == leads_to:
         return CommandResult(reply=f"You are in session {leads_to}.")
-    await _bind_address(request, found[0].id, previous=leads_to)
-    return CommandResult(reply=f"Resumed session {found[0].id}. /resume {request.session.id} brings you back.")
+    if fit is session_access.SessionFit.SMALLER:
+        branch = await _start_branch(request, chosen, at=chosen.last_seq)
+        return CommandResult(
+            reply=f"Session {chosen.id} belongs to a group, so I continue here in a copy of it: session {branch}. "
+            f"The group does not see what you write here. /resume {request.session.id} brings you back."
+        )
+    await _bind_address(request, chosen.id, previous=leads_to)
+    return CommandResult(reply=f"Resumed session {chosen.id}. /resume {request.session.id} brings you back.")
+
+
+def _explain_no_session(request: CommandRequest, name: str) -> str:
+    """Return why a session cannot be continued here. In a group this does not tell whether the session exists."""
+    if request.place is ChatPlace.DIRECT:
+        return f"You have no session {name!r} that can be continued here. /sessions lists yours."
+    return (
+        f"No session {name!r} began in this chat, so it cannot be continued here. A private session is never continued "
+        "in a group, not even by an owner, because everybody here would read it. /sessions lists the sessions of this "
+        "chat."
+    )
 
 
 async def _bind_address(request: CommandRequest, session: str, *, previous: str) -> None:
@@ -366,11 +439,12 @@ async def _bind_address(request: CommandRequest, session: str, *, previous: str)
     request.wakeups.notify(session)
 
 
-def _list_open_sessions(request: CommandRequest) -> AsyncIterator[Session]:
-    """Return the sessions that the sender may continue at this address, newest first."""
-    here = request.heard.stamp.address
-    return session_access.list_bindable_sessions(
-        request.store, author=request.entry.author, agent=request.session.agent, here=here
+def _list_open_sessions(request: CommandRequest) -> AsyncIterator[tuple[Session, session_access.SessionFit]]:
+    """Return the sessions that may continue at this address, newest first. In a group these are sessions that began in
+    this chat.
+    """
+    return session_access.list_fitting_sessions(
+        request.store, author=request.entry.author, agent=request.session.agent, here=request.heard.stamp
     )
 
 
@@ -382,7 +456,7 @@ def _may_mean(name: str, session: Session, *, led: str | None) -> bool:
 @handles("sessions")
 async def list_sessions(request: CommandRequest, _: str) -> CommandResult:
     lines: list[str] = []
-    async for one in _list_open_sessions(request):
+    async for one, _fit in _list_open_sessions(request):
         if len(lines) == MOST_LISTED:
             lines.append("… and older ones")
             break
@@ -396,7 +470,18 @@ async def list_sessions(request: CommandRequest, _: str) -> CommandResult:
 @handles("memory")
 async def use_memory(request: CommandRequest, arguments: ParsedSubcommand) -> CommandResult:
     changes, reply = await commands_memory.run_memory_command(
-        request.gates, request.runtimes, request.session, request.runtime, request.heard, arguments
+        request.gates,
+        request.runtimes,
+        request.session,
+        request.runtime,
+        request.heard,
+        arguments,
+        rights=ForgetRights(
+            own_authors=None if request.cell.allows_others(request.role) else await request.list_own_authors(),
+            refusal=request.explain_refusal(
+                "Taking back another person's note", request.cell.others or PersonRole.OWNER
+            ),
+        ),
     )
     return CommandResult(
         reply=reply, changes=changes, wakes=tuple(request.runtime.list_memory_wakeups()) if changes else ()
@@ -414,30 +499,36 @@ async def show_status(request: CommandRequest, _: str) -> CommandResult:
     for memory in await memory_health.collect_conditions(
         request.gates, request.runtimes.list_memories(), agent=session.agent
     ):
-        if memory.state != "well":
-            backlog = f", {memory.lag} not yet stored" if memory.lag else ""
+        if memory.state != "healthy":
+            backlog = f", {memory.backlog} not yet stored" if memory.backlog else ""
             lines.append(f"memory {memory.memory} is {memory.state}{backlog}")
     return CommandResult(reply="\n".join(lines))
 
 
 @handles("usage")
 async def show_usage(request: CommandRequest, _: str) -> CommandResult:
-    """Show what this session has cost, and what the sender has spent today with all agents."""
+    """Show what this session has cost; in a direct chat also what the sender has spent today with all agents."""
     total = ModelUsage()
     for entry in await request.store.list_entries(request.session.id, kinds=(EntryKind.ENDED,)):
         if isinstance(entry.body, Ended):
             total += entry.body.usage
-    today = await request.store.get_spend(f"person:{request.heard.stamp.person}", request.today)
-    return CommandResult(
-        reply=f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD.\n"
-        f"You today, with all agents: {today.tokens} tokens, {today.usd:.4f} USD."
-    )
+    session = f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD."
+    if request.place is not ChatPlace.DIRECT:
+        return CommandResult(reply=session)
+    today = [await request.store.get_spend(author, request.today) for author in await request.list_own_authors()]
+    tokens, usd = sum(it.tokens for it in today), sum(it.usd for it in today)
+    return CommandResult(reply=f"{session}\nYou today, with all agents: {tokens} tokens, {usd:.4f} USD.")
 
 
 @handles("whoami")
 async def show_identity(request: CommandRequest, _: str) -> CommandResult:
-    who, at = request.entry.author.removeprefix("person:"), request.heard.origin
-    return CommandResult(reply=f"You are {who} at {at.platform}:{at.chat}, in session {request.session.id}.")
+    identity, at = request.entry.author.removeprefix(PERSON_MEMBER), request.heard.origin
+    label = (await request.store.get_people()).find_label(identity)
+    who = f"{label} ({identity})" if label else identity
+    return CommandResult(
+        reply=f"You are {who} at {at.platform}:{at.chat}, in session {request.session.id}. "
+        f"Your role here is {request.role.label}."
+    )
 
 
 @handles("link")
@@ -452,11 +543,6 @@ async def show_help(_request: CommandRequest, _: str) -> CommandResult:
 
 
 # -- commands that the admission has replaced ------------------------------------------------------------------------
-
-
-@handles(BARRED)
-async def refuse_command(_request: CommandRequest, name: str) -> CommandResult:
-    return CommandResult(reply=f"In a group only an owner may use /{name}.")
 
 
 @handles(ALONE)

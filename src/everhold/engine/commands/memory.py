@@ -7,10 +7,13 @@ from collections.abc import Collection
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from everhold.core.commands import ParsedSubcommand
 from everhold.core.entries import Entry, EntryBody, EntryKind, Heard, Noted, Said, Stamp, Thought
-from everhold.core.facts import Fact, match_facts, render_fact_list
+from everhold.core.facts import Fact, find_maker, match_facts, render_fact_list
+from everhold.core.people import can_hear
+from everhold.core.provenance import join_all_text
 from everhold.core.recall import RecallRecord, list_cited_places, render_recall_record, render_search_results
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.gates import Gates
@@ -29,6 +32,15 @@ MEMORY_USAGE: Final = (
 )
 
 
+class ForgetRights(Struct, frozen=True, kw_only=True):
+    """Whose notes and facts the sender may take back."""
+
+    own_authors: Collection[str] | None = None
+    """The authors that are the sender, if only their notes may be taken back; None: all."""
+    refusal: str = ""
+    """What the sender is told about notes of others."""
+
+
 async def run_memory_command(
     gates: Gates,
     runtimes: AgentRuntimes,
@@ -36,6 +48,8 @@ async def run_memory_command(
     runtime: AgentRuntime,
     heard: Heard,
     arguments: ParsedSubcommand,
+    *,
+    rights: ForgetRights,
 ) -> tuple[tuple[EntryBody, ...], str]:
     """Return the entries that `/memory ...` writes, and its reply."""
     store = gates.store
@@ -53,7 +67,8 @@ async def run_memory_command(
             if looked.record is None:
                 return (), "I cannot search here, because recall is off or the people present are unknown."
             return (), render_search_results(
-                looked.record, await read_cited_texts(store, looked.record, session.agent, present=heard.stamp.audience)
+                looked.record,
+                await read_cited_texts(store, looked.record, session.agent, audience=heard.stamp.audience),
             )
         case "note":
             if not heard.stamp.audience:
@@ -62,11 +77,11 @@ async def run_memory_command(
                 return (), f"Add a text of at most {MAX_REPLY_CHARS} characters: /memory note TEXT"
             return (Noted(text=rest, stamp=heard.stamp),), "Noted."
         case "forget":
-            return await _forget_matching(store, session, runtime, heard.stamp, rest)
+            return await _forget_matching(store, session, runtime, heard.stamp, rest, rights)
         case "":
             facts = await _list_facts(runtime, session, heard.stamp)
             notes = [
-                f"- {note.text}" for _, note in (await _list_notes(store, session, heard.stamp))[-MAX_LISTED_NOTES:]
+                f"- {note.text}" for _, _, note in (await _list_notes(store, session, heard.stamp))[-MAX_LISTED_NOTES:]
             ]
             lately = ["Recent notes in this session:", *notes] if notes else []
             return (), "\n".join([f"Facts:\n{render_fact_list(facts)}", *lately, MEMORY_USAGE])
@@ -79,74 +94,83 @@ async def _list_facts(runtime: AgentRuntime, session: Session, stamp: Stamp) -> 
 
 
 async def _explain_last_answer(store: Store, session: Session, stamp: Stamp) -> str:
-    newest = await find_recall_record(store, session, present=stamp.audience)
+    newest = await find_recall_record(store, session, audience=stamp.audience)
     if newest is None:
         return "Nothing was recalled for my recent answers to the people present."
     _, why = newest
-    return render_recall_record(why, await read_cited_texts(store, why, session.agent, present=stamp.audience))
+    return render_recall_record(why, await read_cited_texts(store, why, session.agent, audience=stamp.audience))
 
 
 async def _forget_matching(
-    store: Store, session: Session, runtime: AgentRuntime, stamp: Stamp, rest: str
+    store: Store, session: Session, runtime: AgentRuntime, stamp: Stamp, rest: str, rights: ForgetRights
 ) -> tuple[tuple[EntryBody, ...], str]:
     """Take back the matching fact or notes. The log keeps the entries; `forget PERSON` erases them."""
     if not rest:
         return (), "Add words of what to forget: /memory forget WORDS"
-    facts = match_facts(await _list_facts(runtime, session, stamp), rest)
-    removed: list[EntryBody] = [
-        Noted(
-            text=fact.text,
-            action="remove",
-            fact=fact.id,
-            supersedes=fact.seq if fact.session == session.id else 0,
-            tags=(fact.target,),
-            stamp=stamp,
+    found = [
+        (
+            find_maker(fact.author, fact.stamp),
+            Noted(
+                text=fact.text,
+                action="remove",
+                fact=fact.id,
+                supersedes=fact.seq if fact.session == session.id else 0,
+                tags=(fact.target,),
+                stamp=stamp,
+            ),
         )
-        for fact in facts
+        for fact in match_facts(await _list_facts(runtime, session, stamp), rest)
     ]
-    removed += [
-        Noted(text=note.text, action="remove", supersedes=seq, tags=note.tags, stamp=stamp)
-        for seq, note in await _list_notes(store, session, stamp)
+    found += [
+        (
+            find_maker(author, note.stamp),
+            Noted(text=note.text, action="remove", supersedes=seq, tags=note.tags, stamp=stamp),
+        )
+        for seq, author, note in await _list_notes(store, session, stamp)
         if rest in note.text
     ]
-    if not removed:
+    if not found:
         return (), "No fact or note contains that. Messages stay in the log; /undo takes back turns."
-    lines = "\n".join(f"- {note.text}" for note in removed if isinstance(note, Noted))
-    return tuple(removed), f"Taken back:\n{lines}"
+    own = rights.own_authors
+    removed = tuple(note for maker, note in found if own is None or maker in own)
+    refusal = rights.refusal if len(removed) < len(found) else ""
+    lines = "\n".join(["Taken back:", *(f"- {note.text}" for note in removed)]) if removed else ""
+    return removed, "\n".join(filter(None, (lines, refusal)))
 
 
-async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int, Noted]]:
+async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int, str, Noted]]:
     """Return the notes of this session that everybody present may see, that are not facts, and that were not taken
-    back.
+    back: seq, author and note.
     """
     noted = [
-        (entry.seq, entry.body)
+        (entry, entry.body)
         for entry in await store.list_entries(session.id, kinds=(EntryKind.NOTED,))
         if isinstance(entry.body, Noted)
     ]
     taken = {note.supersedes for _, note in noted}
+    present = (await store.get_people()).expand_audience(stamp.audience)
     return [
-        (seq, note)
-        for seq, note in noted
-        if not note.fact and note.action != "remove" and seq not in taken and _can_hear(note, stamp)
+        (entry.seq, entry.author, note)
+        for entry, note in noted
+        if not note.fact
+        and note.action != "remove"
+        and entry.seq not in taken
+        and can_hear(present, note.stamp.audience, entry.at)
     ]
-
-
-def _can_hear(note: Noted, stamp: Stamp) -> bool:
-    return bool(stamp.audience) and set(stamp.audience) <= set(note.stamp.audience)
 
 
 # -- recall records ----------------------------------------------------------------------------------------------------
 
 
 async def find_recall_record(
-    store: Store, session: Session, *, present: Collection[str] | None = None, at: int | None = None
+    store: Store, session: Session, *, audience: Collection[str] | None = None, at: int | None = None
 ) -> tuple[Entry, RecallRecord] | None:
     """Return the newest thought up to entry `at`, with the record of what was recalled for it.
 
-    With `present`, only a thought that all of them may see counts, because other addresses can be bound to the session,
+    With `audience`, only a thought that all of it may see counts, because other addresses can be bound to the session,
     too.
     """
+    present = None if audience is None else (await store.get_people()).expand_audience(audience)
     before = None if at is None else at + 1
     turns = await store.list_operations(
         session.id, types=("turn",), before=before, newest_first=True, limit=MAX_TURNS_BACK
@@ -160,15 +184,16 @@ async def find_recall_record(
             if blob is None:
                 continue  # the record contained an erased text and is gone
             why = msgspec.json.decode(blob, type=RecallRecord)
-            if present is None or (present and set(present) <= set(why.audience)):
+            if present is None or can_hear(present, why.audience, entry.at):
                 return entry, why
     return None
 
 
 async def read_cited_texts(
-    store: Store, why: RecallRecord, agent: str, *, present: Collection[str] | None = None
+    store: Store, why: RecallRecord, agent: str, *, audience: Collection[str] | None = None
 ) -> dict[tuple[str, int], str]:
-    """Return the texts that a record refers to, if they still exist and everybody present may read them."""
+    """Return the texts that a record refers to, if they still exist and the whole audience may read them."""
+    present = None if audience is None else (await store.get_people()).expand_audience(audience)
     read: dict[tuple[str, int], str] = {}
     agents: dict[str, str] = {}
     for session, seq in list_cited_places(why):
@@ -177,7 +202,10 @@ async def read_cited_texts(
             agents[session] = (await store.get_session(session)).agent if session in known else ""
         if agents[session] != agent:
             continue
-        body = (await store.get_entry(session, seq)).body
-        if isinstance(body, Heard | Said | Noted) and (present is None or set(present) <= set(body.stamp.audience)):
-            read[session, seq] = body.text
+        entry = await store.get_entry(session, seq)
+        body = entry.body
+        if isinstance(body, Heard | Said | Noted) and (
+            present is None or can_hear(present, body.stamp.audience, entry.at)
+        ):
+            read[session, seq] = join_all_text(body) if isinstance(body, Heard) else body.text
     return read

@@ -31,22 +31,22 @@ async def run_schedule_command(
     gates: Gates, session: Session, entry: Entry, argument: str, *, zone: datetime.tzinfo
 ) -> ScheduleReply:
     assert isinstance(entry.body, Heard)
-    mine = await _list_own_schedules(gates, entry.body)
+    own_schedules = await _list_own_schedules(gates, entry.body)
     word, _, rest = argument.partition(" ")
     now = gates.clock.now()
     match word:
         case "" | "list":
-            lines = [f"{it.id} · {it.words} · {it.text}" for _, it in mine]
+            lines = [f"{it.id} · {it.words} · {it.text}" for _, it in own_schedules]
             return ScheduleReply(reply="\n".join(lines) or f"Nothing is scheduled here. {SCHEDULE_HELP}")
         case "remove" | "delete":
-            kept = next((record for record, it in mine if it.id == rest.strip()), None)
+            kept = next((record for record, it in own_schedules if it.id == rest.strip()), None)
             if kept is None:
                 return ScheduleReply(reply="This chat has no such schedule. /schedule lists its schedules.")
             return ScheduleReply(reply="Removed.", state_write=kept.replace_with(None))
     found = parse_rule(argument)
     if found is None or not found[2]:
         return ScheduleReply(reply=f"Add a time and a text: {SCHEDULE_HELP}")
-    if len(mine) >= MAX_SCHEDULES:
+    if len(own_schedules) >= MAX_SCHEDULES:
         return ScheduleReply(
             reply=f"This chat already has {MAX_SCHEDULES} schedules. Remove one first: /schedule remove ID."
         )
@@ -86,7 +86,7 @@ async def _list_own_schedules(gates: Gates, body: Heard) -> list[tuple[StateReco
 
 
 def _get_sender(body: Heard) -> str:
-    return body.speaker or body.stamp.person
+    return body.speaker or body.stamp.person.partition(":")[2]
 
 
 def _get_chat_kind(body: Heard) -> str:

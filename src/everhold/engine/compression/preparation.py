@@ -10,11 +10,13 @@ from typing import Final
 
 from everhold.core.context import SessionContext
 from everhold.core.entries import Heard, Said, Stamp
+from everhold.core.provenance import has_own_words
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.budgets import BudgetLedger
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.jobs import worker as jobs_worker
+from everhold.engine.memory.tombstones import is_withheld
 from everhold.engine.memory_client import MemoryClient
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryCapability, MemoryScope, MemoryUtterance
@@ -62,6 +64,8 @@ class MemoryCompressionPreparer:
     async def _ask_memory(
         self, session: Session, name: str, provider: MemoryClient, stamp: Stamp, view: tuple[MemoryUtterance, ...]
     ) -> str:
+        if await is_withheld(self.gates.store, name, agent=session.agent, audience=stamp.audience):
+            return ""  # it may repeat something that is being erased
         scope = MemoryScope(
             agent=session.agent,
             session=session.id,
@@ -92,5 +96,6 @@ def list_utterances(part: SessionContext) -> tuple[MemoryUtterance, ...]:
         MemoryUtterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for exchange in part.turns
         for entry in (*exchange.heard, *exchange.steps)
-        if isinstance(entry.body, Heard | Said)
+        if isinstance(entry.body, Said)
+        or (isinstance(entry.body, Heard) and has_own_words(entry.body.text, (), entry.body.pieces))
     )

@@ -372,12 +372,12 @@ class CompressionWorker:
         if outcome is CompressionOutcome.BUSY:
             await self._settle_cursor(session, position=None, again=True, seconds=BUSY_RETRY_SECONDS)
             return
-        told: tuple[EntryBody, ...] = ()
+        notices: tuple[EntryBody, ...] = ()
         if wanted.tell is not None:
             text = await self._render_outcome(session, outcome)
-            told = (Notified(text=text, about="compress", to=wanted.tell, parts=(text,)),)
+            notices = (Notified(text=text, about="compress", to=wanted.tell, parts=(text,)),)
         await self._settle_cursor(
-            session, position=entry.seq, again=False, told=told, wakeups=runtime.list_platform_wakeups(told)
+            session, position=entry.seq, again=False, told=notices, wakeups=runtime.list_platform_wakeups(notices)
         )
 
     async def _render_outcome(self, session: Session, outcome: CompressionOutcome) -> str:

@@ -11,6 +11,8 @@ from typing import Final
 from msgspec import structs
 
 from everhold.core import consumers, denial_detection, review
+from everhold.core.access import find_address_place
+from everhold.core.address import parse_address
 from everhold.core.context import SessionContext, list_context_stubs, render_messages
 from everhold.core.entries import (
     OWN_OPERATION,
@@ -32,18 +34,23 @@ from everhold.core.entries import (
     TaskRequested,
     Thought,
 )
-from everhold.core.exchange import TASKS_PLATFORM, render_task_report
+from everhold.core.exchange import TASKS_PLATFORM, merge_audiences, render_task_report
+from everhold.core.facts import build_stranger_origin, find_cited_source
 from everhold.core.message_split import split_text
+from everhold.core.people import PeopleDirectory
+from everhold.core.provenance import join_all_text
+from everhold.core.roles import ChatPlace, PersonRole, explain_lost_access, list_role_refusals, lower_role
 from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, RunTool, TurnBroken, TurnEvent
 from everhold.engine import effects, model_waits
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, build_job_spends
 from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
 from everhold.engine.context_cache import ContextCache, load_context_at
 from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Store, Wakeup
-from everhold.ports.tool import ToolContext, ToolEffect
+from everhold.ports.tool import SupportsActs, ToolContext, ToolEffect
 
 MAX_JOB_ROUNDS: Final = 8
 JOB_DEADLINE_SECONDS: Final = 300.0
@@ -79,6 +86,7 @@ class JobWorker:
         wakeups: Wakeups,
         budgets: BudgetLedger,
         contexts: ContextCache | None = None,
+        roles: RoleSource | None = None,
     ) -> None:
         self.gates = gates
         self.store = gates.store
@@ -87,6 +95,7 @@ class JobWorker:
         self.wakeups = wakeups
         self.budgets = budgets
         self.contexts = contexts or ContextCache()
+        self.roles: RoleSource = roles or StampedRoles()
         self.thoughts: list[Thought] = []
         """Every answer so far. They are paid for, whatever the outcome of the job."""
         self.reservation: list[BudgetReservation] = []
@@ -191,7 +200,15 @@ class JobWorker:
         self, session: Session, runtime: AgentRuntime, view: SessionContext, task: TaskRequested
     ) -> tuple[str, tuple[Thought, ...]]:
         """Ask the model, run tools that change nothing, and repeat until there is a result."""
-        tools = {name: tool for name, tool in runtime.tools.items() if tool.effect is ToolEffect.PURE}
+        role, place = await self._find_task_role(task)
+        refused = list_role_refusals(runtime.tool_rules, role, place)
+        tools = {
+            name: tool
+            for name, tool in runtime.tools.items()
+            if tool.effect is ToolEffect.PURE
+            and name not in refused
+            and not (isinstance(tool, SupportsActs) and tool.acts)
+        }
         shown = (
             *render_messages(view, stubs=list_context_stubs(view)),
             ModelMessage(role="user", name="everhold", text=TASK_PROMPT + task.text),
@@ -214,11 +231,26 @@ class JobWorker:
                     op=0,
                     key=f"{session.id}:job:{self.claim.fence}:{round_}:{call.id}",
                     stamp=task.stamp,
+                    role=role,
+                    place=place,
+                    speakers=(task.stamp.person,),
                 )
                 run = RunTool(call=call, key=context.key)
                 _, result = await effects.run_tool(self.gates, tools.get(call.tool), run, context)
                 shown = (*shown, ModelMessage(role="tool", call=call.id, text=result.text, error=result.error))
         raise JobFailed(f"no result after {MAX_JOB_ROUNDS} rounds", can_retry=False)
+
+    async def _find_task_role(self, task: TaskRequested) -> tuple[PersonRole, ChatPlace]:
+        """Return the role with which a task runs: the lower of the stamped and the current one."""
+        address = task.stamp.address
+        if not address:
+            return task.role, ChatPlace.DIRECT
+        place = find_address_place(parse_address(address))
+        standing = await self.roles.find_person_role(task.stamp.person, address=address)
+        role = lower_role(task.role, standing.role)
+        if role is None:
+            raise JobFailed(explain_lost_access(standing.owners), can_retry=False)
+        return role, place
 
     # -- reviews ------------------------------------------------------------------------------------------------------
 
@@ -329,11 +361,11 @@ class JobWorker:
             for entry in (*exchange.heard, *exchange.steps)
             if isinstance(entry.body, Heard | Said)
         }
-        bots = {
-            entry.seq: f"bot:{entry.body.sender or entry.author}"
-            for exchange in view.turns
-            for entry in exchange.heard
-            if isinstance(entry.body, Heard) and entry.body.bot
+        heard = {entry.seq: entry for exchange in view.turns for entry in exchange.heard}
+        strangers = {
+            seq: build_stranger_origin(entry.author)
+            for seq, entry in heard.items()
+            if isinstance(entry.body, Heard) and entry.body.role < PersonRole.KNOWN
         }
         notes = []
         for finding in review.parse_findings(thought.text, stamps):
@@ -341,8 +373,10 @@ class JobWorker:
                 # The text is not logged, because erasure would not reach it there.
                 self.log.warning("note.refused", cites=list(finding.cites), because=f"entry {contradiction}")
                 continue
-            origin = next((bots[seq] for seq in finding.cites if seq in bots), "")
-            stamp = _merge_stamps(stamps, finding.cites)
+            origin = find_cited_source(finding.text, [heard[seq] for seq in finding.cites if seq in heard]) or next(
+                (strangers[seq] for seq in finding.cites if seq in strangers), ""
+            )
+            stamp = _merge_stamps(stamps, finding.cites, await self.store.get_people())
             notes.append(Noted(text=finding.text, cites=finding.cites, origin=origin, stamp=stamp))
         return tuple(notes), thought
 
@@ -442,16 +476,17 @@ async def find_contradicting_entry(store: Store, session: str, text: str) -> int
         session, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED, EntryKind.RETURNED)
     ):
         match entry.body:
-            case Heard(text=said) | Said(text=said) | Noted(text=said) | Returned(text=said):
-                if denial_detection.is_denial_contradicted(about, said):
-                    return entry.seq
+            case Heard():
+                said = join_all_text(entry.body)
+            case Said(text=said) | Noted(text=said) | Returned(text=said):
+                pass
             case _:
                 continue  # erased
+        if denial_detection.is_denial_contradicted(about, said):
+            return entry.seq
     return None
 
 
-def _merge_stamps(stamps: dict[int, Stamp], cites: tuple[int, ...]) -> Stamp:
+def _merge_stamps(stamps: dict[int, Stamp], cites: tuple[int, ...], people: PeopleDirectory) -> Stamp:
     """Return the stamp of a note: that of the last cited entry, with the audience that heard all cited entries."""
-    last = stamps[cites[-1]]
-    heard_all = tuple(one for one in last.audience if all(one in stamps[seq].audience for seq in cites))
-    return last if heard_all == last.audience else structs.replace(last, audience=heard_all)
+    return merge_audiences(stamps[cites[-1]], [stamps[seq].audience for seq in cites], people)

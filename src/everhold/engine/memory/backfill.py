@@ -128,12 +128,12 @@ async def select_valid_entries(
         await store.list_operations(session.id, types=("turn",), after=min(ops) - 1, before=max(ops) + 1) if ops else []
     )
     stand = {turn.op for turn in turns if not turn.undone_at}
-    gone = await notes.find_retracted(session.agent, places) if notes is not None else set()
+    retracted = await notes.find_retracted(session.agent, places) if notes is not None else set()
     return [
         entry
         for entry in places
         if (isinstance(entry.body, Ended) and entry.op in stand)
-        or (isinstance(entry.body, Noted) and (entry.session, entry.seq) not in gone)
+        or (isinstance(entry.body, Noted) and (entry.session, entry.seq) not in retracted)
     ]
 
 
@@ -229,6 +229,7 @@ async def _estimate_page_tokens(store: Store, page: Sequence[Entry], places: Seq
     """Estimate the tokens of what was said on a page and is not undone, and of the notes among `places`."""
     said = {(entry.session, entry.seq) for entry in page if isinstance(entry.body, Heard | Said)}
     stand = [it.entry for it in (await store.get_cited_entries(said)).values() if not it.undone]
+    # Memories receive only what people said themselves.
     return sum(weigh_text(it.body.text) for it in (*stand, *places) if isinstance(it.body, Heard | Said | Noted))
 
 

@@ -13,6 +13,7 @@ from msgspec import structs
 from everhold.core import consumers
 from everhold.core.context import assemble_context, select_operations
 from everhold.core.entries import (
+    Began,
     Changed,
     Ended,
     Entry,
@@ -24,6 +25,7 @@ from everhold.core.entries import (
     Noted,
     Notified,
     OperationsUndone,
+    Said,
     Stamp,
 )
 from everhold.core.exchange import (
@@ -34,14 +36,19 @@ from everhold.core.exchange import (
     build_retraction,
     fingerprint_batch,
     is_memory_entry,
+    list_stamp_identities,
 )
 from everhold.core.memory_naming import SessionOrigin
 from everhold.core.memory_pacing import MemoryPacing, PendingItem, select_due_items
+from everhold.core.people import PeopleDirectory, can_hear
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
+from everhold.engine.memory.peers import PeerLookup, PeerRegistry
+from everhold.engine.memory.rekey_orders import locate_item
 from everhold.engine.memory.session_switch import MAX_ENTRIES_BACK, build_session_switch, is_session_switch
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
+from everhold.engine.state_updates import load_people_at
 from everhold.errors import EverholdError, Transient
 from everhold.ports.memory import (
     Exchange,
@@ -91,12 +98,14 @@ class MemoryDestination:
         sends_notices: bool = False,
         wakeups_for: Callable[[Sequence[EntryBody]], tuple[Wakeup, ...]] = lambda _: (),
         upto: int | None = None,
+        peers: PeerRegistry | None = None,
     ) -> None:
         """`now` returns the provider before every call, because it may have been replaced.
 
         Items up to the time `released` are not held back, whatever the pacing. Entries after `upto` are ignored.
         """
         self.upto = upto
+        self.peers = peers
         self.gates = gates
         self.store = gates.store
         self.provider = provider
@@ -110,6 +119,11 @@ class MemoryDestination:
         self.wakeups_for = wakeups_for
         self.switch_entries: dict[int, Entry] = {}
         """Session switches among the scanned entries."""
+
+    @property
+    def batch_items(self) -> int:
+        """How many items are sent together."""
+        return MAX_BATCH_ITEMS
 
     @property
     def delivery(self) -> DeliveryGuarantee:
@@ -139,7 +153,7 @@ class MemoryDestination:
         upto = session.last_seq if self.upto is None else self.upto
         if not self._refresh_provider():
             return BatchScan(batch=None, scanned_upto_seq=after)  # the rest stays due and waits
-        most = max(MAX_BATCH_ITEMS, min(self.pacing.turns_per_batch, PAGE_ENTRIES))
+        most = max(self.batch_items, min(self.pacing.turns_per_batch, PAGE_ENTRIES))
         while True:
             page = await self.store.list_entries(
                 claim.session, after=after, upto=upto, kinds=READ_KINDS, limit=PAGE_ENTRIES
@@ -148,12 +162,14 @@ class MemoryDestination:
             self.switch_entries.update({entry.seq: entry for entry in ready if is_session_switch(entry)})
             places = await self._select_places(session, [entry for entry in ready if is_memory_entry(entry)])
             items: list[tuple[int, DeliverableItem]] = []
+            lookup = self._make_lookup(session)
             for entry in places[:most]:
-                if (memory := await self._build_item(session, entry, jobs=self._receives_jobs)) is not None:
+                memory = await self._build_item(session, entry, lookup, jobs=self._receives_jobs)
+                if memory is not None:
                     items.append((memory.seq if isinstance(memory, JobResult) else entry.seq, memory))
             more = len(page) == PAGE_ENTRIES or len(places) > most
             if items or not more:
-                batch, rest = await self._take_same_name(session, items) if items else (None, False)
+                batch, rest = await self._take_same_name(session, items, lookup) if items else (None, False)
                 return BatchScan(
                     batch=batch,
                     scanned_upto_seq=upto,
@@ -198,8 +214,8 @@ class MemoryDestination:
         to = next((e.body.origin for e in reversed(heard) if isinstance(e.body, Heard) and e.body.asks), None)
         if to is None:
             return FailureNotice()
-        told = Notified(text=(text := OUTAGE_TEXT.format(memory=self.instance)), about="memory", to=to, parts=(text,))
-        return FailureNotice(entries=(EntryDraft(body=told, author="system"),), wakeups=self.wakeups_for((told,)))
+        notice = Notified(text=(text := OUTAGE_TEXT.format(memory=self.instance)), about="memory", to=to, parts=(text,))
+        return FailureNotice(entries=(EntryDraft(body=notice, author="system"),), wakeups=self.wakeups_for((notice,)))
 
     async def announce_switches(self, claim: Claim, *, upto: int) -> None:
         """Notify the provider of session switches, if everything before them is done."""
@@ -213,7 +229,7 @@ class MemoryDestination:
                 session,
                 self.switch_entries[seq],
                 memory=self.instance,
-                naming=lambda session, stamp: self.choose_name(build_session_origin(session, stamp)),
+                naming=self._name_session,
             )
             seconds = min(provider.deadline, HOOK_DEADLINE_SECONDS)
             try:
@@ -232,10 +248,11 @@ class MemoryDestination:
 
     async def rebuild_batch(self, claim: Claim, in_flight: InFlightBatch) -> DeliveryBatch | None:
         session = await self.store.get_session(claim.session)
+        lookup = self._make_lookup(session, in_flight)
         items = []
         for item in in_flight.items:
             entry = await self.store.get_entry(claim.session, item.seq)
-            if (memory := await self._build_item(session, entry)) is not None:
+            if (memory := await self._build_item(session, entry, lookup)) is not None:
                 items.append((item.seq, memory))
         if not items:
             return None
@@ -243,7 +260,17 @@ class MemoryDestination:
         name = in_flight.name or _find_name_at(
             await self._list_names(session.id) or [(0, self._choose_name(session, items))], items[0][0]
         )
-        return self._build_batch(items, upto=in_flight.upto, name=name)
+        return self._build_batch(items, upto=in_flight.upto, name=name, peers=lookup.list_used())
+
+    def _make_lookup(self, session: Session, in_flight: InFlightBatch | None = None) -> PeerLookup:
+        """Return what finds the peers of a batch. A batch that may have been sent keeps the peers it was sent with."""
+        stored = in_flight.peers if in_flight is not None else ()
+        return PeerLookup(self.peers, self.instance, session.agent, stored)
+
+    async def _name_session(self, session: Session, stamp: Stamp) -> str:
+        """Return the name that a session will get."""
+        peer = await self.peers.find_current_peer(self.instance, session.agent, stamp.person) if self.peers else ""
+        return self.choose_name(build_session_origin(session, stamp, peer=peer))
 
     async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
         assert isinstance(delivery_batch.payload, MemoryBatch)
@@ -269,27 +296,44 @@ class MemoryDestination:
         """
         replaced: dict[str, str] = {}
         heard_by: dict[str, tuple[str, ...]] = {}
+        peers_of: dict[str, dict[str, str]] = {}
+        moved: dict[str, str] = {}
         for item in batch.items:
             if isinstance(item, MemoryRetraction):
-                heard_by |= await self._find_audiences(item)
+                for exchange in await self._find_retracted(item):
+                    heard_by[exchange.key], peers_of[exchange.key] = exchange.stamp.audience, exchange.peers
             if not isinstance(item, MemoryNote) or item.action == "add":
                 continue
             if item.supersedes:
                 session, seq, _ = item.supersedes.rsplit(":", 2)
-                old = (await self.store.get_entry(session, int(seq))).body
+                entry: Entry | None = await self.store.get_entry(session, int(seq))
             else:
-                old = await self._find_last_version(item) if item.fact else None
-            if isinstance(old, Noted) and old.text:
+                entry = await self._find_last_version(item) if item.fact else None
+            old = entry.body if entry is not None else None
+            if entry is not None and isinstance(old, Noted) and old.text:
                 key = item.supersedes or item.fact
+                note = await self._build_item(await self.store.get_session(entry.session), entry)
+                if isinstance(note, MemoryNote):
+                    located = await locate_item(self.store, self.instance, note, note.seq)
+                    if key == note.key:
+                        key = moved[note.key] = located.key
+                    peers_of[key] = located.peers
                 replaced[key] = old.text
                 # A note cannot take back another note whose audience includes people who are not in its own audience.
-                if item.stamp.audience and set(item.stamp.audience) <= set(old.stamp.audience):
+                present = (await self.store.get_people()).expand_audience(item.stamp.audience)
+                if can_hear(present, old.stamp.audience, item.at):
                     heard_by[key] = old.stamp.audience
-        return structs.replace(batch, replaced=replaced, heard_by=heard_by) if replaced or heard_by else batch
+        if not replaced and not heard_by:
+            return batch
+        items = tuple(_follow_moves(item, moved, heard_by) for item in batch.items)
+        return structs.replace(batch, items=items, replaced=replaced, heard_by=heard_by, peers_of=peers_of)
 
-    async def _find_audiences(self, retraction: MemoryRetraction) -> dict[str, tuple[str, ...]]:
+    async def _find_retracted(self, retraction: MemoryRetraction) -> list[Exchange]:
+        """Return the retracted exchanges, as far as they are still known. One that was moved to another peer is
+        returned as it was, and as it is now.
+        """
         session = await self.store.get_session(retraction.session)
-        heard_by: dict[str, tuple[str, ...]] = {}
+        found: list[Exchange] = []
         for key in retraction.keys:
             op = int(key.rpartition(":")[2])
             for turn in await self.store.list_operations(session.id, types=("turn",), after=op - 1, before=op + 1):
@@ -299,12 +343,13 @@ class MemoryDestination:
                     else None
                 )
                 if isinstance(memory, Exchange):
-                    heard_by[key] = memory.stamp.audience
-        return heard_by
+                    now = await locate_item(self.store, self.instance, memory, turn.last)
+                    found += [memory] if now.key == memory.key else [memory, now]  # type: ignore[list-item]
+        return found
 
-    async def _find_last_version(self, note: MemoryNote) -> Noted | None:
-        """Return how a fact was noted in another session."""
-        last: Noted | None = None
+    async def _find_last_version(self, note: MemoryNote) -> Entry | None:
+        """Return the entry that noted a fact in another session."""
+        last: Entry | None = None
         after = 0
         while page := await self.store.list_notes(after=after, limit=PAGE_ENTRIES):
             for entry in page:
@@ -312,7 +357,7 @@ class MemoryDestination:
                     return last
                 body = entry.body
                 if isinstance(body, Noted) and body.fact == note.fact:
-                    last = None if body.action == "remove" else body
+                    last = None if body.action == "remove" else entry
             after = page[-1].pos
         return last
 
@@ -323,7 +368,7 @@ class MemoryDestination:
         return provider is not None
 
     async def _take_same_name(
-        self, session: Session, items: list[tuple[int, DeliverableItem]]
+        self, session: Session, items: list[tuple[int, DeliverableItem]], lookup: PeerLookup
     ) -> tuple[DeliveryBatch, bool]:
         """Return the first of `items` that have the same name, jobs separate from the rest, and whether others are
         left.
@@ -346,11 +391,15 @@ class MemoryDestination:
                 lambda item: _find_name_at(names, item[0]) == first and isinstance(item[1], JobResult) == alike, items
             )
         )
-        return self._build_batch(same, name=first, records=records), len(same) < len(items)
+        batch = self._build_batch(same, name=first, records=records, peers=lookup.list_used())
+        return batch, len(same) < len(items)
 
     def _choose_name(self, session: Session, items: list[tuple[int, DeliverableItem]]) -> str:
         """Choose the name of a session by its first item."""
-        return self.choose_name(build_session_origin(session, _get_item_stamp(items[0][1])))
+        item = items[0][1]
+        stamp = _get_item_stamp(item)
+        peer = "" if isinstance(item, MemoryRetraction) else item.peers.get(stamp.person, "")
+        return self.choose_name(build_session_origin(session, stamp, peer=peer))
 
     async def _list_names(self, session: str) -> list[tuple[int, str]]:
         return [
@@ -368,6 +417,7 @@ class MemoryDestination:
         name: str,
         upto: int | None = None,
         records: tuple[EntryDraft, ...] = (),
+        peers: tuple[tuple[str, str], ...] = (),
     ) -> DeliveryBatch:
         memories = tuple(memory for _, memory in items)
         jobs = tuple(memory for memory in memories if isinstance(memory, JobResult))
@@ -379,6 +429,7 @@ class MemoryDestination:
             payload=MemoryBatch(name=name, items=others, jobs=jobs),
             name=name,
             records=records,
+            peers=peers,
         )
 
     @property
@@ -391,35 +442,43 @@ class MemoryDestination:
         found = await self.store.list_operations(session, types=what, after=first - 1, before=last + 1)
         return [op for op in found if op.type == "turn" or op.consumer == consumers.TASKS]
 
-    async def _build_item(self, session: Session, entry: Entry, *, jobs: bool = True) -> DeliverableItem | None:
+    async def _build_item(
+        self, session: Session, entry: Entry, lookup: PeerLookup | None = None, *, jobs: bool = True
+    ) -> DeliverableItem | None:
         """Return the item of an entry. An exchange is built from the entries of its turn as they were at its end. A job
         belongs to the entry that reports it, so nothing of it is left after that entry is erased.
         """
+        lookup = lookup or self._make_lookup(session)
         match entry.body:
             case Noted():
-                return build_note(entry, agent=session.agent)
+                await self._load_peers(lookup, [entry])
+                return build_note(entry, agent=session.agent, find_peer=lookup.find)
             case Heard():
-                return build_job_result(entry, agent=session.agent)
+                await self._load_peers(lookup, [entry])
+                return build_job_result(entry, agent=session.agent, find_peer=lookup.find)
             case Ended() if entry.op is not None:
                 found = await self._list_operations(session.id, entry.op, entry.op, jobs=jobs)
                 if not found:
                     return None
                 turn = found[0]
                 if turn.type == "job":
-                    return await self._build_job(session, entry)
+                    return await self._build_job(session, entry, lookup)
                 entries = await self.store.list_entries(session.id, after=turn.first - 1, upto=entry.seq)
                 # As it was when it ended. A later undo is sent as a separate item.
                 selection = select_operations([turn], at=entry.seq + 1)
                 ended = assemble_context(selection, entries).turns
                 if not ended:
                     return None
+                await self._load_peers(lookup, entries)
                 return build_exchange(
                     session=session.id,
                     agent=session.agent,
                     op=entry.op,
                     heard=ended[0].heard,
                     steps=ended[0].steps,
+                    people=await self._load_people_then(entries, entry.op),
                     parent=session.parent,
+                    find_peer=lookup.find,
                 )
             case Changed(change=OperationsUndone(ops=ops)):
                 turns = [
@@ -433,24 +492,55 @@ class MemoryDestination:
             case _:
                 return None
 
-    async def _build_job(self, session: Session, ended: Entry) -> JobResult | None:
+    async def _load_people_then(self, entries: Sequence[Entry], op: int) -> PeopleDirectory:
+        """Return the people of the time when a turn began. They matter only if its messages had several audiences."""
+        audiences = {it.body.stamp.audience for it in entries if isinstance(it.body, Heard | Said)}
+        if len(audiences) < 2:
+            return PeopleDirectory()
+        epoch = next((it.body.people for it in entries if it.seq == op and isinstance(it.body, Began)), 0)
+        return await load_people_at(self.store, epoch)
+
+    async def _build_job(self, session: Session, ended: Entry, lookup: PeerLookup) -> JobResult | None:
         """Return the result of a task, which is heard right after the end of its job."""
         heard = await self.store.list_entries(session.id, after=ended.seq, upto=ended.seq + 1, kinds=(EntryKind.HEARD,))
-        return build_job_result(heard[0], agent=session.agent) if heard else None
+        await self._load_peers(lookup, heard)
+        return build_job_result(heard[0], agent=session.agent, find_peer=lookup.find) if heard else None
+
+    async def _load_peers(self, lookup: PeerLookup, entries: Sequence[Entry]) -> None:
+        await lookup.load(
+            (identity, entry.pos)
+            for entry in entries
+            if isinstance(entry.body, Heard | Said | Noted)
+            for identity in list_stamp_identities(entry.body.stamp)
+        )
 
 
-def build_session_origin(session: Session, stamp: Stamp) -> SessionOrigin:
-    """Return what is known of a session when its first item is stored or searched."""
+def build_session_origin(session: Session, stamp: Stamp, *, peer: str = "") -> SessionOrigin:
+    """Return what is known of a session when its first item is stored or searched. `peer` is how the memory calls the
+    person.
+    """
     # A session with a directory belongs to a terminal, which has no chat to name it after.
     gateway = not stamp.directory
     return SessionOrigin(
         session=session.id,
-        owner=stamp.person,
+        owner=peer or stamp.person,
         title=stamp.title,
         address=session.address if gateway else "",
         directory=stamp.directory,
         repo=stamp.repo,
     )
+
+
+def _follow_moves(item: MemoryItem, moved: Mapping[str, str], known: Mapping[str, object]) -> MemoryItem:
+    """Return an item that names others by the keys that they have now."""
+    match item:
+        case MemoryNote(supersedes=key) if moved.get(key, key) != key:
+            return structs.replace(item, supersedes=moved[key])
+        case MemoryRetraction(keys=keys):
+            again = [it for it in known if it.partition("@")[0] in keys and it not in keys]
+            return structs.replace(item, keys=(*keys, *again)) if again else item
+        case _:
+            return item
 
 
 def _get_item_stamp(memory: DeliverableItem) -> Stamp:

@@ -11,8 +11,7 @@ from msgspec import Struct, structs
 from everhold.core.consumers import BACKFILL_PREFIX, MEMORY_PREFIX, memory_consumer
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
-from everhold.engine.memory_client import MemoryClient
-from everhold.engine.memory_liveness import MemoryLiveness
+from everhold.engine.memory_client import MemoryClient, MemoryLiveness
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryCapability, ProviderHealth
 from everhold.ports.platform import DeliveryGuarantee
@@ -29,34 +28,36 @@ class MemoryCondition(Struct, frozen=True, kw_only=True):
 
     memory: str
     agent: str
-    state: Literal["well", "behind", "failing"]
-    lag: int = 0
+    state: Literal["healthy", "behind", "failing"]
+    backlog: int = 0
     """The number of items that were not sent yet."""
-    oldest: float | None = None
+    backlog_since: float | None = None
     """When the oldest of them was said."""
-    stored: float | None = None
+    stored_at: float | None = None
     """When it last stored something."""
-    found: float | None = None
+    found_at: float | None = None
     """When it last answered a search."""
     error: str = ""
     """The last error."""
-    since: float | None = None
+    failing_since: float | None = None
     """Since when it fails."""
     attempts: int = 0
     """How many attempts in a row failed."""
-    again: float | None = None
+    next_attempt_at: float | None = None
     """When it is tried next."""
-    rests: float = 0.0
+    recall_pause_seconds: float = 0.0
     """For how many seconds it is not asked to recall."""
-    says: str = ""
+    report: str = ""
     """What the provider reports."""
+    remedy: str = ""
+    """What a person must do, if waiting does not help."""
     hooks: dict[str, str] = {}
     """Hook -> the error of its last call."""
     delivery: str = ""
     """The declared delivery guarantee; empty if the provider is not there."""
-    handed: int | None = None
+    sent: int | None = None
     """Of a memory that never acknowledges: how many items were sent. None: the memory acknowledges."""
-    seen: int = 0
+    confirmed: int = 0
     """How many of them appeared in search results. The others are unconfirmed."""
 
 
@@ -69,11 +70,11 @@ async def collect_conditions(
     }
     there = {(it.instance, it.agent): it for it in attached}
     keys = sorted(key for key in {*backlogs, *there} if not agent or key[1] == agent)
-    said = await asyncio.gather(*(_ask_health(gates, there.get(key)) for key in keys))
+    reports = await asyncio.gather(*(_ask_health(gates, there.get(key)) for key in keys))
     delivered = await _count_unacknowledged(gates, there)
     return [
-        _build_condition(key, there.get(key), backlogs.get(key), says, delivered.get(key))
-        for key, says in zip(keys, said, strict=True)
+        _build_condition(key, there.get(key), backlogs.get(key), health, delivered.get(key))
+        for key, health in zip(keys, reports, strict=True)
     ]
 
 
@@ -97,31 +98,32 @@ def _build_condition(
     key: tuple[str, str],
     attached: MemoryClient | None,
     backlog: MemoryBacklog | None,
-    says: ProviderHealth | None,
+    health: ProviderHealth | None,
     delivered: ReceiptCount | None,
 ) -> MemoryCondition:
     liveness = attached.liveness if attached is not None else None
-    failing = bool((liveness and liveness.is_failing) or (backlog and backlog.error) or (says and not says.well))
+    failing = bool((liveness and liveness.is_failing) or (backlog and backlog.error) or (health and not health.healthy))
     error, since = _find_newest_failure(liveness)
     has_backlog = backlog is not None and backlog.items > 0
     return MemoryCondition(
         memory=key[0],
         agent=key[1],
-        state="failing" if failing else "behind" if has_backlog else "well",
-        lag=backlog.items if backlog else 0,
-        oldest=backlog.oldest if backlog else None,
-        stored=liveness.store_calls.last_success_at if liveness else None,
-        found=liveness.find_calls.last_success_at if liveness else None,
+        state="failing" if failing else "behind" if has_backlog else "healthy",
+        backlog=backlog.items if backlog else 0,
+        backlog_since=backlog.oldest if backlog else None,
+        stored_at=liveness.store_calls.last_success_at if liveness else None,
+        found_at=liveness.find_calls.last_success_at if liveness else None,
         error=(backlog.error if backlog else "") or error,
-        since=since,
+        failing_since=since,
         attempts=backlog.attempts if backlog else 0,
-        again=backlog.due if backlog and backlog.error else None,
-        rests=liveness.get_rest_seconds(liveness.find_calls) if liveness else 0.0,
-        says=says.text if says else "",
+        next_attempt_at=backlog.due if backlog and backlog.error else None,
+        recall_pause_seconds=liveness.get_rest_seconds(liveness.find_calls) if liveness else 0.0,
+        report=health.text if health else "",
+        remedy=health.remedy if health else "",
         hooks=dict(liveness.hook_errors) if liveness else {},
         delivery=attached.delivery if attached else "",
-        handed=delivered.items if delivered else None,
-        seen=delivered.named if delivered else 0,
+        sent=delivered.items if delivered else None,
+        confirmed=delivered.named if delivered else 0,
     )
 
 
@@ -145,4 +147,4 @@ async def _ask_health(gates: Gates, attached: MemoryClient | None) -> ProviderHe
     try:
         return await deliver_outside(f"health of {attached.instance}", attached.health, gates, deadline=seconds)
     except EverholdError as error:
-        return ProviderHealth(well=False, text=str(error))
+        return ProviderHealth(healthy=False, text=str(error))

@@ -12,15 +12,17 @@ from typing import Final
 from msgspec import Struct, structs
 
 from everhold.core.entries import Entry, Heard, Noted, Said, Stamp
-from everhold.core.facts import fence_facts
+from everhold.core.facts import quote_facts
+from everhold.core.people import PresentAudience, can_hear
+from everhold.core.provenance import build_piece_origin, has_own_words
 from everhold.core.recall import (
     RecalledItem as Item,
     RecallRecord,
     RecallTarget,
     RecallTrace,
-    fence_items,
     make_delimiter,
     merge_results,
+    quote_items,
     trace_item,
 )
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
@@ -28,6 +30,8 @@ from everhold.engine.effects import deliver_outside
 from everhold.engine.facts import FactCache
 from everhold.engine.gates import Gates
 from everhold.engine.memory import destination as memory_destination
+from everhold.engine.memory.peers import PeerRegistry, build_peer_registry
+from everhold.engine.memory.tombstones import TombstoneFilter
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.store import CitedEntry, Session, Store
@@ -108,7 +112,7 @@ async def recall_for_turn(
     # The authors of recalled text cannot know the delimiter.
     end = make_delimiter(session.id, op, gates.chance.bytes(16).hex())
     warnings = _warnings(silent, _list_lagging_memories(runtimes, runtime, session.agent))
-    parts = (fence_facts(facts, end), fence_items(shown, end), *warnings)
+    parts = (quote_facts(facts, end), quote_items(shown, end), *warnings)
     return TurnRecall(text="\n".join(part for part in parts if part), record=why)
 
 
@@ -146,13 +150,11 @@ class RecallFilter:
         facts: Collection[tuple[str, int]],
         notes: FactCache | None,
     ) -> None:
-        self.store = gates.store
         self.log = gates.log.bind(session=session.id)
         self.session = session
-        self.present = set(stamp.audience)
         self.visible = visible
         self.facts = facts
-        self.notes = notes
+        self.judge = HitJudge(gates.store, notes, agent=session.agent, audience=stamp.audience)
         self.refused: list[RecallTrace] = []
         self._origins: dict[tuple[str, int], str] = {}
 
@@ -161,9 +163,7 @@ class RecallFilter:
         people present are not even counted where they could see it.
         """
         unseen = {name: [found for found in answer if self._is_unseen(name, found)] for name, answer in answers.items()}
-        places = {(it.session, it.seq) for answer in unseen.values() for it in answer if it.session and it.seq}
-        judged = await judge_places(self.store, self.notes, places, agent=self.session.agent, present=self.present)
-        return {name: [it for it in answer if self._is_allowed(name, it, judged)] for name, answer in unseen.items()}
+        return {name: await self._select_allowed(name, answer) for name, answer in unseen.items()}
 
     def mark_origin(self, item: Item) -> Item:
         origin = self._origins.get((item.hit.session, item.hit.seq), "")
@@ -177,38 +177,74 @@ class RecallFilter:
             return False
         return True
 
-    def _is_allowed(self, provider: str, found: MemoryHit, judged: Mapping[tuple[str, int], tuple[Entry, str]]) -> bool:
-        """Return whether a hit may be shown. A hit without an entry in this log is judged by its memory."""
-        place = (found.session, found.seq)
-        stands = judged.get(place)
-        if stands is None:
-            return True
-        entry, objection = stands
-        if objection:
-            self.log.warning("recall.withheld", memory=provider, reason=objection, found=f"{place[0]}:{place[1]}")
-        elif origin := find_foreign_origin(entry):
-            self._origins[place] = origin
-        return not objection
+    async def _select_allowed(self, provider: str, found: Sequence[MemoryHit]) -> list[MemoryHit]:
+        allowed = []
+        for judged in await self.judge.judge_hits(provider, found):
+            hit = judged.hit
+            place = (hit.session, hit.seq)
+            if judged.objection:
+                self.log.warning(
+                    "recall.withheld", memory=provider, reason=judged.objection, found=f"{place[0]}:{place[1]}"
+                )
+                continue
+            if judged.entry is not None and (origin := find_foreign_origin(judged.entry)):
+                self._origins[place] = origin
+            allowed.append(hit)
+        return allowed
+
+
+class JudgedHit(Struct, frozen=True, kw_only=True):
+    """A hit, its entry if it has one in this log, and why it must not be shown; empty if it may."""
+
+    hit: MemoryHit
+    entry: Entry | None
+    objection: str
+
+
+class HitJudge:
+    """Judges what memories find, for one agent and audience. Recall, tools, searches and exports all use it."""
+
+    def __init__(self, store: Store, notes: FactCache | None, *, agent: str, audience: Collection[str]) -> None:
+        self.store = store
+        self.notes = notes
+        self.agent = agent
+        self.audience = tuple(audience)
+        self.tombstones = TombstoneFilter(store=store, notes=notes, agent=agent, audience=self.audience)
+
+    async def judge_hits(self, memory: str, hits: Sequence[MemoryHit]) -> list[JudgedHit]:
+        """Judge each hit by the log, and those without an entry in it by what is being erased."""
+        places = {(it.session, it.seq) for it in hits if it.session and it.seq}
+        judged = await judge_places(self.store, self.notes, places, agent=self.agent, audience=self.audience)
+        found = []
+        for hit in hits:
+            entry, objection = judged.get((hit.session, hit.seq), (None, ""))
+            objection = objection or await self.tombstones.find_objection(memory, hit)
+            found.append(JudgedHit(hit=hit, entry=entry, objection=objection))
+        return found
+
+    async def select_visible(self, memory: str, hits: Sequence[MemoryHit]) -> list[MemoryHit]:
+        return [it.hit for it in await self.judge_hits(memory, hits) if not it.objection]
 
 
 async def judge_places(
-    store: Store, notes: FactCache | None, places: Collection[tuple[str, int]], *, agent: str, present: Collection[str]
+    store: Store, notes: FactCache | None, places: Collection[tuple[str, int]], *, agent: str, audience: Collection[str]
 ) -> dict[tuple[str, int], tuple[Entry, str]]:
     """Return the entries at these places, and why each must not be shown to the people present; empty if it may.
 
     A memory may not know yet that an entry was undone or taken back, but the log does.
     """
     cited = await store.get_cited_entries(places) if places else {}
-    gone = (
+    present = (await store.get_people()).expand_audience(audience)
+    retracted = (
         await notes.find_retracted(agent, (it.entry for it in cited.values() if it.agent == agent)) if notes else set()
     )
     return {
-        place: (it.entry, find_objection(it, agent=agent, present=present, taken_back=place in gone))
+        place: (it.entry, find_objection(it, agent=agent, present=present, taken_back=place in retracted))
         for place, it in cited.items()
     }
 
 
-def find_objection(cited: CitedEntry, *, agent: str, present: Collection[str], taken_back: bool) -> str:
+def find_objection(cited: CitedEntry, *, agent: str, present: PresentAudience, taken_back: bool) -> str:
     """Return why an entry must not be shown; empty if it may."""
     body = cited.entry.body
     if body is None:
@@ -216,7 +252,7 @@ def find_objection(cited: CitedEntry, *, agent: str, present: Collection[str], t
     if isinstance(body, Heard | Said | Noted):
         if cited.agent != agent:
             return "another agent's"
-        if not set(present).issubset(body.stamp.audience):
+        if not can_hear(present, body.stamp.audience, cited.entry.at):
             return "not for everybody present"
     if cited.undone:
         return "undone"
@@ -228,6 +264,8 @@ def find_foreign_origin(entry: Entry) -> str:
     match entry.body:
         case Heard(bot=True, sender=sender):
             return f"bot:{sender or entry.author}"
+        case Heard(text=text, pieces=pieces) if pieces and not has_own_words(text, (), pieces):
+            return build_piece_origin(pieces[0])
         case Noted(origin=origin):
             return origin
         case _:
@@ -270,8 +308,16 @@ async def _ask_memories(
     visible: Collection[int],
 ) -> dict[str, Sequence[MemoryHit] | None]:
     names = [name for name in runtime.recall_memories if runtimes.find_memory(name, session.agent) is not None]
+    registry = build_peer_registry(gates, runtimes)
+    present = (await gates.store.get_people()).expand_audience(stamp.audience)
     asked = [
-        _ask_memory(gates, runtimes, runtime, name, _build_query(session, name, text, stamp, visible, runtime))
+        _ask_memory(
+            gates,
+            runtimes,
+            runtime,
+            name,
+            await _build_query(registry, present, session, name, text, stamp, visible, runtime),
+        )
         for name in names
     ]
     # Most agents have one memory, and a separate task for one call would be wasted.
@@ -279,22 +325,34 @@ async def _ask_memories(
     return dict(zip(names, found, strict=True))
 
 
-def _build_query(
-    session: Session, memory: str, text: str, stamp: Stamp, visible: Collection[int], runtime: AgentRuntime
+async def _build_query(
+    registry: PeerRegistry,
+    present: PresentAudience,
+    session: Session,
+    memory: str,
+    text: str,
+    stamp: Stamp,
+    visible: Collection[int],
+    runtime: AgentRuntime,
 ) -> MemoryQuery:
+    name = session.names.get(memory)
+    if not name:
+        # Before anything is stored there, the memory has the name that it will get.
+        peer = await registry.find_current_peer(memory, session.agent, stamp.person)
+        name = runtime.choose_memory_name(memory, memory_destination.build_session_origin(session, stamp, peer=peer))
     return MemoryQuery(
         text=text[-MAX_QUERY_CHARS:],
         agent=session.agent,
         session=session.id,
-        # Before anything is stored there, the memory has the name that it will get.
-        name=session.names.get(memory)
-        or runtime.choose_memory_name(memory, memory_destination.build_session_origin(session, stamp)),
+        name=name,
         audience=stamp.audience,
         person=stamp.person,
         limit=MAX_HITS,
         seen=frozenset(visible),
         tokens=runtime.recall_tokens,
         stamp=stamp,
+        present=present,
+        peers=await registry.list_present_peers(memory, session.agent, present),
     )
 
 

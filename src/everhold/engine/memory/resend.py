@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core.consumers import backfill_consumer, memory_consumer
+from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
 from everhold.engine.gates import Gates
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import Change, DeadLetter, Receipt, Session, Step, Store, Wakeup
@@ -45,7 +45,10 @@ async def plan_resend(store: Store, session: Session, instance: str, *, since: f
     """Return what a memory received of a session from `since` on, oldest first; None if nothing."""
     letters: list[DeadLetter] = []
     given_up: list[DeadLetter] = []
-    for consumer in (backfill_consumer(instance), memory_consumer(instance)):
+    moved = {it.seq for it in await store.list_receipts(session.id, consumer=rekey_consumer(instance))}
+    for consumer in (backfill_consumer(instance), memory_consumer(instance), rekey_consumer(instance)):
+        # An item that was moved to another peer is sent again from there.
+        left = moved if consumer != rekey_consumer(instance) else set()
         going = await store.list_dead_letters(session=session.id, consumer=consumer, state="replaying")
         given_up += [
             it for it in await store.list_dead_letters(session=session.id, consumer=consumer) if it.at >= since
@@ -54,7 +57,7 @@ async def plan_resend(store: Store, session: Session, instance: str, *, since: f
         letters += [
             _build_dead_letter(receipt)
             for receipt in await store.list_receipts(session.id, consumer=consumer)
-            if receipt.at >= since and (receipt.seq, receipt.part) not in besides
+            if receipt.at >= since and (receipt.seq, receipt.part) not in besides and receipt.seq not in left
         ]
     times = [it.at for it in (*letters, *given_up)]
     if not times:

@@ -5,7 +5,7 @@ The notification is only information. What was said before is delivered independ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from everhold.core.entries import (
@@ -36,25 +36,25 @@ def is_session_switch(entry: Entry) -> bool:
 
 
 async def build_session_switch(
-    store: Store, session: Session, entry: Entry, *, memory: str, naming: Callable[[Session, Stamp], str]
+    store: Store, session: Session, entry: Entry, *, memory: str, naming: Callable[[Session, Stamp], Awaitable[str]]
 ) -> SessionSwitch:
     """Describe the session switch at an entry, with the names that one memory uses or will use (`naming`)."""
     stamp = await _find_last_stamp(store, session.id, entry.seq)
 
-    def scope(session: Session) -> MemoryScope:
+    async def scope(session: Session) -> MemoryScope:
         return MemoryScope(
             agent=session.agent,
             session=session.id,
-            name=session.names.get(memory) or naming(session, stamp),
+            name=session.names.get(memory) or await naming(session, stamp),
             person=stamp.person,
             audience=stamp.audience,
         )
 
-    here = scope(session)
+    here = await scope(session)
     match entry.body:
         case Changed(change=AddressUnbound(session=other)):
             how = "branch" if await _is_branch_switch(store, session.id, entry.seq, other) else "resume"
-            return SessionSwitch(how=how, before=here, after=scope(await store.get_session(other)))
+            return SessionSwitch(how=how, before=here, after=await scope(await store.get_session(other)))
         case Compressed():
             return SessionSwitch(how="compression", before=here, after=here)
         case _:

@@ -45,6 +45,8 @@ class DeliveryBatch(Struct, frozen=True, kw_only=True):
     digest: str
     payload: object
     name: str = ""
+    peers: tuple[tuple[str, str], ...] = ()
+    """The peers that the payload contains, as `InFlightBatch` stores them."""
     records: tuple[EntryDraft, ...] = ()
     """Entries to commit with the batch, once."""
     generation: int = 0
@@ -470,7 +472,13 @@ class DeliveryWorker:
             "in_doubt" if dead_letter.in_doubt and self.destination.probes_before_resend else "sent"
         )
         in_flight = structs.replace(
-            again, items=batch.items, digest=batch.digest, state=state, sends=sends, name=batch.name
+            again,
+            items=batch.items,
+            digest=batch.digest,
+            state=state,
+            sends=sends,
+            name=batch.name,
+            peers=batch.peers,
         )
         update = CursorUpdate(processed_seq=upto, in_flight=in_flight, attempts=0, error="")
         return await self._begin_first_attempt(
@@ -511,7 +519,11 @@ class DeliveryWorker:
         """Store the batch that the scan found as in flight."""
         since = self.gates.clock.monotonic()
         in_flight = InFlightBatch(
-            items=batch.items, upto=batch.processed_upto_seq, digest=batch.digest, name=batch.name
+            items=batch.items,
+            upto=batch.processed_upto_seq,
+            digest=batch.digest,
+            name=batch.name,
+            peers=batch.peers,
         )
         await self._commit(
             Step.DELIVERY_SEND if idle else Step.DELIVERY_DONE,
@@ -594,9 +606,9 @@ class DeliveryWorker:
         if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "blind_resend":
             return ()
         keys = {item.key for item in left}
-        gone = tuple(item for item in in_flight.items if item.key not in keys)
+        voided_items = tuple(item for item in in_flight.items if item.key not in keys)
         return self._build_dead_letters(
-            gone, "it was erased in flight, and it is unknown whether it arrived", in_doubt=True
+            voided_items, "it was erased in flight, and it is unknown whether it arrived", in_doubt=True
         )
 
     def _build_dead_letters(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec import structs
 
 from everhold.core.attachments import format_unsent_file
@@ -135,8 +136,9 @@ class PlatformDestination:
         )
         # Until its last part is sent, the cursor stays before the entry.
         upto = entry.seq if last else entry.seq - 1
-        said = f"{key}\n{place}\n{file.blob if file else text}"
-        digest = hashlib.sha256(said.encode()).hexdigest()
+        # The digest is stored, so it must not change when a later version renames a class or adds a field.
+        said = msgspec.json.encode((key, place, file.blob if file else text))
+        digest = hashlib.sha256(said).hexdigest()
         return DeliveryBatch(
             items=(DeliveryItem(seq=entry.seq, part=part, key=key),),
             processed_upto_seq=upto,

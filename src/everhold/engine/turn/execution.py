@@ -26,6 +26,7 @@ from everhold.core.context import (
 from everhold.core.entries import (
     BODY_VERSION,
     OUTAGE_NOTICE,
+    RELEASING_OUTCOMES,
     Began,
     ChatLocation,
     Ended,
@@ -45,7 +46,9 @@ from everhold.core.entries import (
 )
 from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step, list_pending_messages
 from everhold.core.message_split import split_text
+from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall import RecallRecord
+from everhold.core.roles import explain_lost_access, list_role_refusals
 from everhold.core.turn import (
     SEND_LESS_REMEDY,
     START_OVER_REMEDY,
@@ -67,22 +70,47 @@ from everhold.core.turn import (
 )
 from everhold.core.wording import describe_duration
 from everhold.engine import effects as engine_effects, model_waits
-from everhold.engine.agent_runtime import AgentRuntime, list_turn_budgets
-from everhold.engine.budgets import BudgetReservation, WorstCaseCost
-from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
-from everhold.engine.context_cache import EMPTY_CONTEXT, CachedContext, build_cached_context, load_context_at
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, list_turn_budgets
+from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
+from everhold.engine.compression.worker import CompressionOutcome, CompressionPreparer, SessionCompressor
+from everhold.engine.context_cache import (
+    EMPTY_CONTEXT,
+    CachedContext,
+    ContextCache,
+    build_cached_context,
+    load_context_at,
+)
+from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.recall import TurnRecall, recall_for_turn
 from everhold.engine.outbox import drafts as outbox_drafts
 from everhold.engine.outbox.drafts import ReplyDraft
 from everhold.engine.recall_records import ThoughtBlobs
-from everhold.engine.turn.context import TurnContext
+from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_turn_rights
+from everhold.engine.session_access import is_foreign_session
 from everhold.errors import LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
-from everhold.ports.store import BudgetSpend, CursorUpdate, Operation, Session, Step, Wakeup
+from everhold.ports.store import (
+    BudgetSpend,
+    Change,
+    Claim,
+    CommitResult,
+    CursorUpdate,
+    Operation,
+    Session,
+    Step,
+    Wakeup,
+)
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
 INBOX_POLL_SECONDS: Final = 1.0
 """How often a running turn checks its inbox without a wakeup."""
+
+LOST_ACCESS_REASON: Final = "the sender may no longer speak in this chat"
+PARTED_REASON: Final = "an identity was unlinked from this person"
+PARTED_NOTICE: Final = (
+    "I did not answer, because this chat no longer belongs to the person of that conversation. "
+    "Please send your message again."
+)
 
 _STEP_BY_KIND: Final = {
     EntryKind.THOUGHT: Step.THINK,
@@ -90,6 +118,89 @@ _STEP_BY_KIND: Final = {
     EntryKind.RETURNED: Step.RETURN,
     EntryKind.TOOK: Step.TAKE,
 }
+
+
+class TurnContext:
+    """The claim of a turn worker, the objects it works with, and how it commits."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: AgentRuntimes,
+        wakeups: Wakeups,
+        contexts: ContextCache,
+        budgets: BudgetLedger,
+        preparer: CompressionPreparer | None = None,
+        get_today: Callable[[], str] = lambda: "",
+        on_text: Callable[[str, int, str | None], None] | None = None,
+        draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
+        roles: RoleSource | None = None,
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.roles: RoleSource = roles or StampedRoles()
+        self.wakeups = wakeups
+        self.contexts = contexts
+        self.budgets = budgets
+        self.preparer = preparer
+        self.get_today = get_today
+        self.on_text = on_text
+        self.draft_deadline = draft_deadline
+        self.log = gates.log.bind(session=claim.session)
+        self.last_commit_at = 0.0
+        """When it committed last."""
+        self.is_idle = False
+        """The cursor has nothing left to do, so it need not be checked."""
+
+    async def commit(
+        self,
+        step_: Step,
+        entries: tuple[EntryDraft, ...],
+        *,
+        op: int | None = None,
+        generation: int | None = None,
+        update: CursorUpdate | None = None,
+        wakeups: tuple[Wakeup, ...] = (),
+        spends: tuple[BudgetSpend, ...] = (),
+        beside: ThoughtBlobs | None = None,
+        files: tuple[bytes, ...] = (),
+        pause: bool = False,
+        durable: bool = True,
+    ) -> CommitResult:
+        """Commit under the claim of this worker."""
+        beside = beside or ThoughtBlobs()
+        self.last_commit_at = self.gates.clock.now()
+        change = Change(
+            step=step_,
+            session=self.claim.session,
+            at=self.last_commit_at,
+            entries=entries,
+            claim=self.claim,
+            op=op,
+            generation=generation,
+            cursor=update,
+            wakeups=self.wakeups.reserve_workers(wakeups),
+            spends=spends,
+            blobs=self.contexts.filter_unstored_blobs(beside.blobs) + files,
+            records=beside.records,
+            pause=pause,
+            durable=durable,
+        )
+        try:
+            done = await self.gates.commit(change)
+        except BaseException:
+            self.wakeups.start_reserved(change.wakeups)
+            raise
+        self.contexts.mark_blobs_stored(beside.blobs)
+        self.is_idle = done.rests
+        if wakeups:
+            self.wakeups.start_reserved(change.wakeups, done.claims)
+            self.wakeups.notify(self.claim.session, work=len(done.claims) < len(wakeups))
+        return done
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):
@@ -138,6 +249,8 @@ class TurnExecution:
         self.last_request_weight = 0, 0
         """The number of steps at the last model call, and the weight of that request."""
         self.blobs = ThoughtBlobs()
+        self.rights = TurnRights()
+        """What the turn may do. The roles of the people whose words it takes decide, and are read before every step."""
         self.reservation: BudgetReservation | None = None
         """The reservation for the last model call, until its cost is committed."""
         self.log = context.log
@@ -215,9 +328,12 @@ class TurnExecution:
         event: TurnEvent = TurnOpened()
         effects = self.runtime.tool_effects
         while True:
-            self.state, task = advance_turn(self.state, event, effects)
+            self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
+            self.state, task = advance_turn(self.state, event, effects, self._list_refusals())
             match task:
                 case AskModel():
+                    if (ending := self._check_rights() or await self._check_people()) is not None:
+                        return await self._finish_turn(ending)
                     event = await self._check_inbox() or await self._ask_model()
                 case RecordBodies(bodies):
                     event = await self._commit_bodies(bodies)
@@ -229,7 +345,43 @@ class TurnExecution:
                     await self._wait_for_model(task)
                     return False
                 case FinishTurn():
-                    return await self._finish_turn(task)
+                    return await self._finish_turn(await self._check_people() or task)
+
+    def _list_refusals(self) -> dict[str, str]:
+        """Return the tools that this turn may not use, by whose words it took and by their roles. Both are in the log,
+        and a role that was lowered since counts, too.
+        """
+        return {
+            **list_role_refusals(self.runtime.tool_rules, self.rights.role, self.rights.place),
+            **list_tool_refusals(self.heard.values(), self.runtime.acting_tools),
+        }
+
+    def _check_rights(self) -> FinishTurn | None:
+        """Return how to end the turn if nobody who asks may still speak in the chat; None if it continues."""
+        if not self.rights.is_refused:
+            return None
+        notice = f"I did not answer. {explain_lost_access(self.rights.owners)}"
+        return FinishTurn(ended=Ended(outcome="refused", reason=LOST_ACCESS_REASON), notice=notice)
+
+    async def _check_people(self) -> FinishTurn | None:
+        """Return how to end the turn if an identity was unlinked from the person of a sender; None if it continues.
+
+        The context may contain what the sender must not see any more. In the sender's own session another turn answers
+        without it. A session of another person is left at once.
+        """
+        people = await self.store.get_people()
+        senders = {entry.author.removeprefix("person:") for entry in self.heard.values()}
+        parted = [identity for identity in senders if people.has_parted_since(identity)]
+        if not parted:
+            return None
+        if await is_foreign_session(self.store, self.session, people, parted):
+            return FinishTurn(ended=Ended(outcome="stopped", reason=PARTED_REASON), notice=PARTED_NOTICE)
+        began = self.steps[0].body
+        epoch = began.people if isinstance(began, Began) else 0
+        if any(people.has_parted_since(identity, epoch) for identity in parted):
+            self.own_upto_seq = None  # the messages are pending again, so the cursor stays due
+            return FinishTurn(ended=Ended(outcome="released", reason=PARTED_REASON))
+        return None
 
     async def _check_inbox(self) -> TurnEvent | None:
         """Check the inbox between two steps: the turn may be stopped, or take messages that steer it."""
@@ -287,12 +439,13 @@ class TurnExecution:
         current = render_messages(
             SessionContext(turns=(self._build_current_turn(),)), stubs=stubs, recalled=self.recalled.text
         )
-        request = build_model_request(shown + current, system=runtime.system, tools=runtime.tool_specs)
+        offer = runtime.offer_tools(self._list_refusals())
+        request = build_model_request(shown + current, system=runtime.system, tools=offer.specs)
         sealed = self.context.contexts.extend_prefix(self.session.id, shown, system=runtime.system)
         recalled = self.recalled.text.encode()
         why = msgspec.json.encode(self.recalled.record) if self.recalled.record is not None else b""
         self.blobs = ThoughtBlobs(
-            blobs=tuple(filter(None, (runtime.prompt_blob.data, runtime.tools_blob.data))),
+            blobs=tuple(filter(None, (runtime.prompt_blob.data, offer.blob.data))),
             records=tuple(filter(None, (recalled, why))),
         )
         weight = self.cached_context.tokens + compression.estimate_message_tokens(current) + runtime.overhead_weight
@@ -305,7 +458,7 @@ class TurnExecution:
             recall=hashlib.sha256(recalled).hexdigest() if recalled else "",
             why=hashlib.sha256(why).hexdigest() if why else "",
             prompt=runtime.prompt_blob.digest,
-            tools=runtime.tools_blob.digest,
+            tools=offer.blob.digest,
         )
 
     def _build_thought(self, prepared: PreparedRequest, answer: ModelResponse) -> Thought:
@@ -375,7 +528,7 @@ class TurnExecution:
                 return TurnRecall(
                     text=(kept or b"").decode(), record=msgspec.json.decode(why, type=RecallRecord) if why else None
                 )
-        heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
+        heard = [join_all_text(entry.body) for entry in self.heard.values() if isinstance(entry.body, Heard)]
         return await recall_for_turn(
             self.gates,
             self.context.runtimes,
@@ -443,6 +596,9 @@ class TurnExecution:
             hops=self.hops,
             said=said,
             sources=sources,
+            role=self.rights.role,
+            place=self.rights.place,
+            speakers=self.rights.speakers,
         )
         result = ToolResult(text="")
 
@@ -571,15 +727,15 @@ class TurnExecution:
         wait = model_waits.build_model_delay(
             task.retry_after, attempts, chance=self.gates.chance, waits_for=self.runtime.waits_for
         )
-        told: tuple[EntryBody, ...] = ()
+        notices: tuple[EntryBody, ...] = ()
         if self.origin is not None and (attempts == 1 or (task.release and await self._has_visible_draft(self.origin))):
             text = (
                 "The model cannot be reached right now. Your message is kept and will be answered. "
                 f"I retry in about {describe_duration(wait.seconds)}; /stop puts the message aside."
             )
-            told = (Notified(text=text, about=OUTAGE_NOTICE, to=self.origin, parts=(text,)),)
+            notices = (Notified(text=text, about=OUTAGE_NOTICE, to=self.origin, parts=(text,)),)
         ended: tuple[EntryBody, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
-        bodies = (*told, *ended)
+        bodies = (*notices, *ended)
         self.log.warning("turn.waiting", reason=task.reason, seconds=wait.seconds, released=task.release)
         update = CursorUpdate(attempts=attempts, error=task.reason, wait=wait, release=True)
         try:
@@ -632,7 +788,7 @@ class TurnExecution:
         more = self.own_upto_seq is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._append_step(seq, body)
-        if self.cached_context.generation == done.generation:
+        if self.cached_context.generation == done.generation and task.ended.outcome not in RELEASING_OUTCOMES:
             self.context.contexts.put(self.session.id, self.cached_context.with_turn(self._build_current_turn()))
         self.log.info(
             "turn.completed", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output

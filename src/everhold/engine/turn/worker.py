@@ -16,8 +16,7 @@ from everhold.core.inbox import BeginTurn, decide_next_step, list_pending_messag
 from everhold.engine import effects
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
-from everhold.engine.turn.context import TurnContext
-from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnExecution
+from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnContext, TurnExecution
 from everhold.errors import Conflict, NotFound
 from everhold.ports.store import CursorUpdate, RetryDelay, SessionSnapshot, Step
 
@@ -50,22 +49,13 @@ class TurnWorker:
             if runtime.wait_for_tools is not None and not waited:
                 waited = await effects.wait_for_tools(self.gates, runtime.wait_for_tools)
                 continue
-            context = self.context
-            compressor = SessionCompressor(
-                self.gates,
-                self.claim,
-                runtime,
-                wakeups=context.wakeups,
-                budgets=context.budgets,
-                preparer=context.preparer,
-            )
             if left := mine.get("compression"):
                 # End the old compression before the turn continues, because the turn may need another one and only one
                 # can run.
-                await compressor.close_abandoned(left, "cut short by a restart")
+                await self._build_compressor(runtime).close_abandoned(left, "cut short by a restart")
                 continue
             if turn := mine.get("turn"):
-                if not await TurnExecution(context, session, runtime).resume(turn.op, turn.first, turn.attempts):
+                if not await TurnExecution(self.context, session, runtime).resume(turn.op, turn.first, turn.attempts):
                     return
                 continue
             compressing = any(op.blocking for op in glance.running)
@@ -74,7 +64,7 @@ class TurnWorker:
             ):
                 case BeginTurn(takes):
                     try:
-                        if not await self._run_turn(glance, runtime, takes, compressor):
+                        if not await self._run_turn(glance, runtime, takes):
                             return
                     except Conflict:
                         continue  # the state changed after we read it: read it again
@@ -85,9 +75,7 @@ class TurnWorker:
                     )
                     return
 
-    async def _run_turn(
-        self, glance: SessionSnapshot, runtime: AgentRuntime, takes: tuple[int, ...], compressor: SessionCompressor
-    ) -> bool:
+    async def _run_turn(self, glance: SessionSnapshot, runtime: AgentRuntime, takes: tuple[int, ...]) -> bool:
         """Begin a turn and work on it; return whether to check for more messages."""
         session = glance.session
         seen = await self.context.contexts.load_current(self.store, glance)
@@ -96,7 +84,7 @@ class TurnWorker:
             used, runtime.models[0].context_tokens, soft=runtime.soft_share, hard=runtime.hard_share
         ) == "hard" and self.context.contexts.can_compress(session.id, self.gates.clock.monotonic()):
             tell = next((e.body.origin for e in glance.pending if isinstance(e.body, Heard) and e.body.asks), None)
-            outcome = await compressor.compress(
+            outcome = await self._build_compressor(runtime).compress(
                 session, seen.context, trigger="hard", keep=runtime.keep_turns, blocking=True, tell=tell
             )
             if outcome is CompressionOutcome.DONE:
@@ -114,7 +102,13 @@ class TurnWorker:
             else 0
         )
         began = Began(
-            type="turn", takes=takes, compression=pinned, generation=session.generation, consumer=TURN, trigger="heard"
+            type="turn",
+            takes=takes,
+            compression=pinned,
+            generation=session.generation,
+            consumer=TURN,
+            trigger="heard",
+            people=(await self.store.get_people()).epoch,
         )
         taken = set(takes)
         done = await self.context.commit(
@@ -129,6 +123,17 @@ class TurnWorker:
             it.asks and it.command is None and it.seq not in taken for it in list_pending_messages(glance.pending)
         )
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)
+
+    def _build_compressor(self, runtime: AgentRuntime) -> SessionCompressor:
+        context = self.context
+        return SessionCompressor(
+            self.gates,
+            self.claim,
+            runtime,
+            wakeups=context.wakeups,
+            budgets=context.budgets,
+            preparer=context.preparer,
+        )
 
     def _can_show_draft(self, entry: Entry) -> bool:
         """Return whether a draft of the reply may be shown there. It is identified by the turn's id, which must not

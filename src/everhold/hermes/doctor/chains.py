@@ -148,7 +148,7 @@ def _check_duplicates(case: HermesInspection, read_chain: ReadChain) -> Iterator
         yield DoctorFinding(
             "written-twice",
             f"messages that occur twice in session {session}: {len(ids)}",
-            where=(session, f"rows {_format_ranges(ids)}"),
+            where=(session, f"rows {format_ranges(ids)}"),
             count=len(ids),
             remedy="the second of each is archived",
             edits=tuple(StoreEdit("messages", (("id", id),), _ARCHIVE_VALUES) for id in ids),
@@ -167,7 +167,7 @@ def _check_unread(case: HermesInspection, read_chain: ReadChain) -> Iterator[Doc
             "archived-unread",
             f"messages that arrived in session {compression.session} during a compression"
             f" and were archived unread: {len(lost)}",
-            where=(compression.session, f"rows {_format_ranges(lost)}"),
+            where=(compression.session, f"rows {format_ranges(lost)}"),
             count=len(lost),
             lost="no model has seen them: they are neither in the summary nor live",
             remedy="they are appended to the live messages; the archived rows stay",
@@ -202,7 +202,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
         yield DoctorFinding(
             "result-without-call",
             f"tool results in session {session} that belong to no call: {len(results)}",
-            where=(session, f"rows {_format_ranges(results)}"),
+            where=(session, f"rows {format_ranges(results)}"),
             count=len(results),
             remedy="they are archived",
             edits=tuple(StoreEdit("messages", (("id", id),), _ARCHIVE_VALUES) for id in results),
@@ -211,7 +211,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
         yield DoctorFinding(
             "call-without-result",
             f"messages in session {session} that call tools whose results are missing: {len(calls)}",
-            where=(session, f"rows {_format_ranges(calls)}"),
+            where=(session, f"rows {format_ranges(calls)}"),
             count=len(calls),
             lost="what those tools returned",
             remedy="the calls are removed from them; the texts stay",
@@ -221,7 +221,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
         yield DoctorFinding(
             "unanswered",
             f"messages in session {session} that follow another unanswered message: {len(pairs)}",
-            where=(session, f"rows {_format_ranges(pairs)}"),
+            where=(session, f"rows {format_ranges(pairs)}"),
             count=len(pairs),
             lost="the answers, if there were any",
             remedy="hermes-agent merges them when it reads them; nothing needs to be done",
@@ -229,7 +229,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
         )
 
 
-def _format_ranges(ids: list[int]) -> str:
+def format_ranges(ids: list[int]) -> str:
     """Format ids as ranges, such as "1-3, 7"."""
     parts: list[list[int]] = []
     for id in sorted(ids):
@@ -239,6 +239,3 @@ def _format_ranges(ids: list[int]) -> str:
             parts.append([id, id])
     shown = [str(a) if a == b else f"{a}-{b}" for a, b in parts[:8]]
     return ", ".join(shown) + (", …" if len(parts) > 8 else "")
-
-
-format_ranges = _format_ranges

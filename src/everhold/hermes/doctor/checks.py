@@ -122,10 +122,10 @@ def _fit_to_schema(finding: DoctorFinding, columns: Mapping[str, set[str]]) -> D
 
 def examine_log(path: Path, *, agent: str = files.MAIN_AGENT) -> HermesReport:
     """Return the findings about compressions in an `agent.log`."""
-    story = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
-    report = HermesReport(str(path), "log", agent=agent, messages=story.lines)
+    summary = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
+    report = HermesReport(str(path), "log", agent=agent, messages=summary.lines)
     alike: dict[tuple[str, tuple[str, ...]], list[agent_log.CompressionOddity]] = {}
-    for odd in story.oddities:
+    for odd in summary.oddities:
         alike.setdefault((odd.kind, odd.sessions), []).append(odd)
     for group in alike.values():
         odd = group[0]

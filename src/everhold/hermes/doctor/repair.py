@@ -49,15 +49,6 @@ class RepairResult:
     """What was found afterwards and cannot be repaired."""
 
 
-def plan_repairs(path: Path, *, now: float) -> list[DoctorFinding]:
-    """Return what a repair would do: the dry run."""
-    return [
-        finding
-        for finding in checks.examine_store(path, now=now, mirror=_read_mirror(path)).findings
-        if finding.is_fixable
-    ]
-
-
 def repair_store(path: Path, *, now: float) -> RepairResult:
     """Repair the store at `path`. If it raises, nothing was changed."""
     _refuse_if_in_use(path)
@@ -72,7 +63,7 @@ def repair_store(path: Path, *, now: float) -> RepairResult:
     done = RepairResult(backup=backup)
     with _open_transaction(path) as db:
         for edit in [edit for it in before.findings for edit in it.edits if edit.index]:
-            _apply_edit(db, edit, path)  # indexes come first, because a wrong index gives wrong results
+            _apply_edit(db, edit)  # indexes come first, because a wrong index gives wrong results
             done.edits.append(str(edit))
         for _ in range(MAX_ROUNDS):
             mirror = _read_mirror(path)
@@ -85,7 +76,7 @@ def repair_store(path: Path, *, now: float) -> RepairResult:
             if not edits:
                 break
             for edit in edits:
-                journal += _apply_edit(db, edit, path)
+                journal += _apply_edit(db, edit)
                 done.edits.append(str(edit))
         else:
             raise StoreError(
@@ -132,7 +123,7 @@ def _make_changed_error(change: dict[str, Any], record: dict[str, Any]) -> Refus
 # -- changes -----------------------------------------------------------------------------------------------------------
 
 
-def _apply_edit(db: HermesDatabase, edit: StoreEdit, path: Path) -> list[dict[str, Any]]:
+def _apply_edit(db: HermesDatabase, edit: StoreEdit) -> list[dict[str, Any]]:
     """Apply a change and return how to undo it."""
     if edit.index:
         _rebuild_index(db, edit.index)
@@ -224,7 +215,7 @@ def _update_message_counts(db: HermesDatabase, journal: list[dict[str, Any]]) ->
             touched.add(str(db.db.execute("select session_id from messages where id = ?", (id,)).get))
     for session in sorted(touched):
         live = db.db.execute("select count(*) from messages where session_id = ? and active = 1", (session,)).get
-        journal += _apply_edit(db, StoreEdit("sessions", (("id", session),), (("message_count", live),)), db.path)
+        journal += _apply_edit(db, StoreEdit("sessions", (("id", session),), (("message_count", live),)))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -368,8 +368,8 @@ def _check_titles(case: HermesInspection) -> Iterator[DoctorFinding]:
 
 def _check_gaps(case: HermesInspection) -> Iterator[DoctorFinding]:
     (lowest, highest, count) = case.db.query_rows("select min(id), max(id), count(*) from messages")[0]
-    gone = 0 if not count else int(highest) - int(lowest) + 1 - int(count) + int(lowest) - 1
-    if gone > 0:
+    missing_count = 0 if not count else int(highest) - int(lowest) + 1 - int(count) + int(lowest) - 1
+    if missing_count > 0:
         ids = (
             [int(id) for (id,) in case.db.query_rows("select id from messages order by id")] if count < 200_000 else []
         )
@@ -381,9 +381,9 @@ def _check_gaps(case: HermesInspection) -> Iterator[DoctorFinding]:
             expected = id + 1
         yield DoctorFinding(
             "deleted",
-            f"messages that were permanently deleted: {gone}",
+            f"messages that were permanently deleted: {missing_count}",
             where=tuple(f"rows {one}" for one in ranges),
-            count=gone,
+            count=missing_count,
             lost="those messages; a `/retry` or a cleanup removed them, and they cannot be restored",
             level="note",
         )

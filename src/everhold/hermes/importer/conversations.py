@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from everhold.core.access import compute_audience
-from everhold.core.address import CHAT_KINDS, Address, derive_address
+from everhold.core.address import Address
 from everhold.core.entries import ChatLocation, Stamp
 from everhold.core.ids import make_session_id
+from everhold.hermes.importer.places import (
+    IMPORTED_PLATFORM,
+    HermesChat,
+    build_chat_identity,
+    locate_chain,
+)
 from everhold.hermes.reader.database import HermesSession
 from everhold.hermes.reader.lineage import SessionChain, SessionLineage
-
-TERMINAL_PLATFORM: Final = "terminal"
-IMPORTED_PLATFORM: Final = "imported"
-"""The address of a conversation that has no address of its own or whose address is taken."""
 
 
 @dataclass
@@ -25,7 +27,10 @@ class ImportedConversation:
 
     agent: str
     address: Address
-    person: str
+    identity: str
+    """Whose words it has, as a live message of the same person is stamped."""
+    chats: list[HermesChat] = field(default_factory=list)
+    """Where each of its chains took place."""
     chains: list[SessionChain] = field(default_factory=list)
     branch_of: str = ""
     """The hermes-agent session that it is a branch of."""
@@ -62,8 +67,8 @@ class ImportedConversation:
     def stamp(self) -> Stamp:
         last = self.chains[-1].tip
         return Stamp(
-            person=self.person,
-            audience=compute_audience(self.address, self.person),
+            person=self.identity,
+            audience=compute_audience(self.address, self.identity),
             address=str(self.address),
             directory=last.cwd,
             repo=last.repo,
@@ -75,29 +80,36 @@ def build_conversations(
     *,
     agent: str,
     routing: Mapping[str, Mapping[str, Any]],
-    person: Callable[[str, str], str],
+    local: str,
 ) -> list[ImportedConversation]:
-    """Return the conversations of one agent, parents before their branches."""
-    routed = {str(entry.get("session_id") or ""): key for key, entry in routing.items()}
+    """Return the conversations of one agent, parents before their branches. `local` is the user of the terminal."""
+    routed = {str(entry.get("session_id") or ""): {"session_key": key, **entry} for key, entry in routing.items()}
     chats: dict[str, ImportedConversation] = {}
     branches: list[ImportedConversation] = []
     used: dict[str, SessionChain] = {}
     for chain in sorted(found.chains, key=lambda it: (it.root.started_at, it.root.id)):
-        key = next((routed[id] for id in chain.ids if id in routed), "")
-        address = derive_chain_address(chain, agent=agent)
-        who = person(address.platform, chain.root.user_id or chain.tip.user_id)
+        entry = next((routed[id] for id in chain.ids if id in routed), {})
+        chat = locate_chain(chain, agent=agent, routing=entry)
+        identity = build_chat_identity(chat, chain, agent=agent, local=local)
         if chain.branch_of or chain.fork_of:
-            branch = ImportedConversation(agent, address, who, [chain], branch_of=chain.branch_of or chain.fork_of)
-            branch.forked, branch.routed = bool(chain.fork_of), bool(key)
+            branch = ImportedConversation(agent, chat.address, identity, [chat], [chain])
+            branch.branch_of = chain.branch_of or chain.fork_of
+            branch.forked, branch.routed = bool(chain.fork_of), bool(entry)
             branches.append(branch)
             continue
-        chat = chats.setdefault(str(address), ImportedConversation(agent, address, who))
-        chat.chains.append(chain)
-        if key:
-            chat.routed = True
-            used[str(address)] = chain
+        name = str(chat.address)
+        there = chats.setdefault(name, ImportedConversation(agent, chat.address, identity))
+        if there.identity.startswith(f"{IMPORTED_PLATFORM}:"):
+            there.identity = identity  # an older session of the same chat did not record the sender
+        there.chats.append(chat)
+        there.chains.append(chain)
+        if entry:
+            there.routed = True
+            used[name] = chain
     for name, chain in used.items():  # the one in use comes last; the others keep their order
-        chats[name].chains = [*(it for it in chats[name].chains if it is not chain), chain]
+        there = chats[name]
+        pairs = sorted(zip(there.chats, there.chains, strict=True), key=lambda pair: pair[1] is chain)
+        there.chats, there.chains = [chat for chat, _ in pairs], [it for _, it in pairs]
     return [*chats.values(), *_sort_parents_first(branches)]
 
 
@@ -110,32 +122,3 @@ def _sort_parents_first(branches: list[ImportedConversation]) -> list[ImportedCo
         ordered += ready
         waiting = [branch for branch in waiting if branch not in ready]
     return ordered
-
-
-def derive_chain_address(chain: SessionChain, *, agent: str) -> Address:
-    """Return the address of a chain: its routed chat, else a terminal of its own."""
-    session = next((it for it in reversed(chain.sessions) if it.session_key or it.chat_id), None)
-    if session is None or not session.session_key:
-        platform = TERMINAL_PLATFORM if chain.root.source in ("", "cli", "tui") else chain.root.source
-        return derive_address(agent=agent, platform=platform, account="", kind="dm", chat=chain.root.id)
-    parts = session.session_key.split(":")
-    platform = session.source or (parts[2] if len(parts) > 2 else IMPORTED_PLATFORM)
-    kind = (
-        session.chat_type
-        if session.chat_type in CHAT_KINDS
-        else (parts[3] if parts[3:4] and parts[3] in CHAT_KINDS else "group")
-    )
-    chat = session.chat_id or (parts[4] if len(parts) > 4 else chain.root.id)
-    per_person = kind != "dm" and bool(session.user_id) and parts[-1] == session.user_id and len(parts) > 5
-    whose = "per-person" if per_person else "shared"
-    return derive_address(
-        agent=agent,
-        platform=platform,
-        account="",
-        kind=kind,
-        chat=chat,
-        thread=session.thread_id or "",
-        sender=session.user_id,
-        group=whose,
-        threads=whose,
-    )

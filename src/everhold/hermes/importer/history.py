@@ -30,7 +30,8 @@ from everhold.core.entries import (
 )
 from everhold.core.memory_naming import build_hermes_session_name
 from everhold.errors import NotFound
-from everhold.hermes.importer.conversations import IMPORTED_PLATFORM, ImportedConversation
+from everhold.hermes.importer.conversations import ImportedConversation
+from everhold.hermes.importer.places import IMPORTED_PLATFORM
 from everhold.hermes.importer.turns import ImportContext, extract_text, make_drafts, make_hidden_draft, split_turns
 from everhold.hermes.reader.database import HermesDatabase, HermesMessage, HermesSession
 from everhold.hermes.reader.lineage import SessionChain
@@ -276,19 +277,21 @@ class _ConversationWriter:
 
     def _find_copies(self, parent: str) -> list[tuple[int, int]]:
         """Return the rows at the beginning of a branch, with the parent's rows of which they are copies."""
-        mine = [
+        own_digests = [
             digest_message(row)
             for row in self.importer.db.iter_messages(self.conversation.root.id)
             if row.role != META_ROLE
         ]
-        theirs = [digest_message(row) for row in self.importer.db.iter_messages(parent) if row.role != META_ROLE]
+        parent_digests = [
+            digest_message(row) for row in self.importer.db.iter_messages(parent) if row.role != META_ROLE
+        ]
         found: list[tuple[int, int]] = []
         for original in (
-            theirs,
-            [row for row in theirs if row.live],
+            parent_digests,
+            [row for row in parent_digests if row.live],
         ):  # the parent may have been compressed before or since
             same = takewhile(
-                lambda pair: pair[0].content_hash == pair[1].content_hash, zip(mine, original, strict=False)
+                lambda pair: pair[0].content_hash == pair[1].content_hash, zip(own_digests, original, strict=False)
             )
             pairs = [(copy.id, row.id) for copy, row in same]
             found = max(found, pairs, key=len)
@@ -469,8 +472,8 @@ class _ConversationWriter:
 
     async def _find_covered_upto(self, compression: HermesCompression, row: HermesMessage) -> int:
         """Return the last turn that a summary covers: none of its rows is after the summary."""
-        last = await self._find_operation(compression.covers[-1], compression) if compression.covers else 0
-        if last and compression.tail and await self._find_operation(compression.tail[0], compression) == last:
+        last = await self._find_operation(compression.covers[-1]) if compression.covers else 0
+        if last and compression.tail and await self._find_operation(compression.tail[0]) == last:
             before = await self.store.list_operations(
                 self.session_id, types=("turn",), before=last, newest_first=True, limit=1
             )
@@ -486,7 +489,7 @@ class _ConversationWriter:
         self.last_turn = op
         return op
 
-    async def _find_operation(self, row: int, compression: HermesCompression) -> int:
+    async def _find_operation(self, row: int) -> int:
         if row in self.operation_by_row:
             return self.operation_by_row[row]
         for session in self.conversation.ids:

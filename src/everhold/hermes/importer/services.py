@@ -36,6 +36,7 @@ SECRET_VARIABLES: Final = {name: f"{name.upper()}_API_KEY" for name in SETTING_K
 SERVICES_NAMED_BY_CHAT: Final = frozenset({"honcho"})
 """Services that named a session after the chat's key in hermes-agent."""
 HINDSIGHT_CLOUD: Final = "https://api.hindsight.vectorize.io"
+PUBLIC_ADDRESSES: Final = {"honcho": "https://api.honcho.dev", "hindsight": HINDSIGHT_CLOUD}
 UNSET_USER: Final = "hermes-user"
 _IGNORED_KEYS: Final = frozenset(
     {"apiKey", "api_key", "enabled", "hosts", "mode", "environment", "saveMessages", "sessions"}
@@ -51,6 +52,11 @@ class ImportedService:
     variable: str
     """The usual name of the variable that holds its key."""
     key: SecretString | None
+    """Its key, from the imported home alone."""
+    given: dict[str, Any]
+    """Its settings in hermes-agent, from all levels."""
+    is_own_address: bool = False
+    """The imported settings say where it is served, so no key of this machine may be sent there."""
     unknown: list[str] = field(default_factory=list)
 
 
@@ -64,31 +70,39 @@ def convert_service(profile: HermesProfile, name: str, given: dict[str, Any]) ->
         for variable, key in SETTING_VARIABLES[name].items()
         if variable in profile.env
     }
-    block = blocks.get(host) or blocks.get(host.replace("_", ".")) or {}
+    found = blocks.get(host) or blocks.get(host.replace("_", ".")) or {}
+    block: dict[str, Any] = found if isinstance(found, dict) else {}
     merged = {**from_variables, **given, **block}
     section: dict[str, Any] = {"naming": "hermes"}
-    unknown = []
+    unknown = [] if found == block else [f"{PROVIDER_FILES[name]}: hosts: {host} is not a section"]
     for key, value in merged.items():
-        ours = SETTING_KEYS[name].get(key)
-        if ours is not None and value not in (None, ""):
-            section[ours] = value
-        elif ours is None and key not in _IGNORED_KEYS | _HANDLED_KEYS.get(name, set()):
-            unknown.append(f"{PROVIDER_FILES[name]}: {key}")
+        own_key = SETTING_KEYS[name].get(key)
+        if own_key is not None and value not in (None, ""):
+            section[own_key] = value
+        elif own_key is None and key not in _IGNORED_KEYS | _HANDLED_KEYS.get(name, set()):
+            unknown.append(f"{PROVIDER_FILES[name]}: {key}: the service has no such setting here")
     match name:
         case "honcho":
             section.setdefault("workspace", host)
             section.setdefault("ai_peer", host)
             section |= _read_pinned(block, given)
         case "hindsight":
-            unknown += _convert_hindsight(section, merged, _read_identity(profile))
+            unknown += _convert_hindsight(section, merged, get_hermes_name(profile))
         case "mem0":
             unknown += _convert_mem0(section, merged)
         case "supermemory":
-            tag = str(section.get("namespace") or "hermes").replace("{identity}", _read_identity(profile))
+            tag = str(section.get("namespace") or "hermes").replace("{identity}", get_hermes_name(profile))
             section["namespace"] = re.sub(r"[^A-Za-z0-9]+", "_", tag).strip("_") or "hermes"
     written = str(merged.get("apiKey") or merged.get("api_key") or "")
     variable = SECRET_VARIABLES[name]
-    return ImportedService(section, variable, SecretString(written) if written else profile.env.get(variable), unknown)
+    return ImportedService(
+        section=section,
+        variable=variable,
+        key=SecretString(written) if written else profile.env.get(variable),
+        given=merged,
+        is_own_address=str(section.get("base_url") or PUBLIC_ADDRESSES.get(name)) != PUBLIC_ADDRESSES.get(name),
+        unknown=unknown,
+    )
 
 
 def _read_pinned(*levels: dict[str, Any]) -> dict[str, bool]:
@@ -140,6 +154,6 @@ def _convert_mem0(section: dict[str, Any], given: dict[str, Any]) -> list[str]:
     return []
 
 
-def _read_identity(profile: HermesProfile) -> str:
+def get_hermes_name(profile: HermesProfile) -> str:
     """Return the agent's name in hermes-agent."""
     return "default" if profile.name == MAIN_AGENT else profile.path.name

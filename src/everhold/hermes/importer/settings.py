@@ -5,10 +5,13 @@ that listen with one token take each other's messages.
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from everhold.config import ConfigError, Settings, set_key, set_secret
 from everhold.config.edit import split_key
@@ -17,6 +20,8 @@ from everhold.config.settings import ValidatePlugin
 from everhold.config.values import thaw_value
 from everhold.errors import EverholdError
 from everhold.hermes.importer import access, services
+from everhold.hermes.importer.peers import ServiceUse, resolve_peers
+from everhold.hermes.importer.people import ImportedSender, is_unknown
 from everhold.hermes.reader.files import MAIN_AGENT, PROVIDER_FILES, HermesProfile
 from everhold.infra.home import Home, read_file, write_file
 from everhold.infra.secret import SecretString
@@ -37,7 +42,11 @@ MODEL_PROVIDERS: Final[dict[str, tuple[str, str, str]]] = {
 }
 """Supported providers -> our provider, the URL, the variable with the key."""
 
-_IMPORTED_KEYS: Final = frozenset({"model", "memory", "busy_input_mode", "display_name"})
+ALIASES: Final = "user_peer_aliases"
+_IMPORTED_KEYS: Final = frozenset(
+    {"model", "memory", "busy_input_mode", "display_name", "group_sessions_per_user", "thread_sessions_per_user"}
+)
+_HASH_DIGITS: Final = 8
 _IGNORED_KEYS: Final = frozenset({"onboarding", "auxiliary", "_config_version"})
 
 
@@ -49,6 +58,9 @@ class SettingsImportResult:
     kept: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    """What has no place here, and the reason."""
+    missing_keys: list[str] = field(default_factory=list)
+    """Sections without a key, and what to set."""
 
 
 class SettingsImporter:
@@ -66,42 +78,73 @@ class SettingsImporter:
         self.done = SettingsImportResult()
         self.named_memories: dict[str, list[str]] = {}
         """Agent -> the memory instances that name its chats as hermes-agent did."""
+        self.services: dict[str, list[ServiceUse]] = {}
+        """Agent -> the memory services that it used."""
         lines, _ = parse_env(read_file(home.env, private=True) or b"") if home.env.exists() else ([], [])
         self.secrets: dict[str, str] = {line.name: line.value.reveal() for line in lines}
 
-    def import_profile(self, profile: HermesProfile, groups: Mapping[str, Collection[str]]) -> None:
+    def import_profile(
+        self,
+        profile: HermesProfile,
+        groups: Mapping[str, Collection[str]],
+        *,
+        senders: Sequence[ImportedSender] = (),
+        is_same: Callable[[str, str], bool] = operator.eq,
+    ) -> None:
         """Convert everything about one agent that has a place here. `groups` are the groups it was in, by platform."""
         agent = profile.name
         self._import_model(
             profile
         )  # models come first, because an existing agent with several models would have to name one
-        self._import_persona(profile)
-        self._import_memory(profile)
+        self.import_persona(agent, profile.soul)
+        self._import_memory(profile, senders, is_same)
         busy = profile.config.get("busy_input_mode")
         if busy in ("queue", "steer", "interrupt"):
             self._write_value(f"agents.{agent}.busy", busy)
+        self._import_sharing(profile)
         if agent not in (self.document.get("agents") or {}) and agent != MAIN_AGENT:
             self._write_value(f"agents.{agent}", {})
-        self._import_accounts(profile, groups)
-        for key in sorted(set(profile.config) - _IMPORTED_KEYS - _IGNORED_KEYS):
-            self.done.unknown.append(f"{agent}: config.yaml: {key}")
+        self._import_accounts(profile, groups, _list_general_topics(senders))
+        for key in sorted(map(str, set(profile.config) - _IMPORTED_KEYS - _IGNORED_KEYS)):
+            self.done.unknown.append(f"{agent}: config.yaml: {key}: {self._explain_key(profile, key)}")
+
+    def _explain_key(self, profile: HermesProfile, key: str) -> str:
+        if key != "mcp_servers":
+            return "everhold has no such setting"
+        servers = profile.config[key]
+        names = ", ".join(map(str, servers)) if isinstance(servers, dict) else ""
+        return f"programs ({names}) are not started without your word; add them under mcp in config.yaml"
 
     # -- sections ----------------------------------------------------------------------------------------------------
 
-    def _import_persona(self, profile: HermesProfile) -> None:
-        if not profile.soul:
+    def import_persona(self, agent: str, persona: str) -> None:
+        """Make a `SOUL.md` the persona of an agent, unless the agent has one."""
+        if not persona:
             return
-        name = "SOUL.md" if profile.name == MAIN_AGENT else f"SOUL-{profile.name}.md"
+        name = "SOUL.md" if agent == MAIN_AGENT else f"SOUL-{agent}.md"
         target = self.home.path / name
-        text = profile.soul + "\n"
-        if self.personas.get(profile.name) == name and target.exists():
+        text = persona + "\n"
+        if self.personas.get(agent) == name and target.exists():
             return  # it was imported before and may have been edited since
         if target.exists() and target.read_text("utf-8", "replace") != text:
-            name = f"SOUL-{profile.name}-imported.md"
+            name = f"SOUL-{agent}-imported.md"
             target = self.home.path / name
-        if not self.dry and not target.exists():
+        key = f"agents.{agent}.persona"
+        if self._read_value("agents", agent, "persona") is None and not self.dry and not target.exists():
             write_file(target, text.encode())
-        self._write_value(f"agents.{profile.name}.persona", {"file": name})
+        self._write_value(key, {"file": name})
+
+    def _import_sharing(self, profile: HermesProfile) -> None:
+        """Convert who shares a session in groups and threads, because the addresses of the chats depend on it."""
+        gateway = profile.config.get("gateway")
+        levels = (profile.config, gateway if isinstance(gateway, dict) else {})
+        for theirs, ours, default in (
+            ("group_sessions_per_user", "group", True),
+            ("thread_sessions_per_user", "thread", False),
+        ):
+            said = next((level[theirs] for level in levels if isinstance(level.get(theirs), bool)), default)
+            if said is not default:
+                self._write_value(f"agents.{profile.name}.sessions.{ours}", "per-person" if said else "shared")
 
     def _import_model(self, profile: HermesProfile) -> None:
         given = profile.config.get("model")
@@ -109,10 +152,10 @@ class SettingsImporter:
             return
         provider = str(given.get("provider") or "custom")
         if provider not in MODEL_PROVIDERS:
-            self.done.unknown.append(f"{profile.name}: model provider {provider}")
+            self.done.unknown.append(f"{profile.name}: config.yaml: model: everhold has no provider {provider}")
             return
-        ours, url, variable = MODEL_PROVIDERS[provider]
-        section: dict[str, Any] = {"provider": ours, "name": str(given["default"])}
+        own_provider, url, variable = MODEL_PROVIDERS[provider]
+        section: dict[str, Any] = {"provider": own_provider, "name": str(given["default"])}
         base = str(given.get("base_url") or url)
         if base and base != "https://api.openai.com/v1":
             section["base_url"] = base
@@ -123,27 +166,59 @@ class SettingsImporter:
         secret = SecretString(key) if len(key) >= 8 else profile.env.get(variable)
         if secret is not None and secret.reveal().strip():
             known_as = self._read_value("models", used, "api_key_env")
-            section["api_key_env"] = self._import_secret(variable, secret, profile.name, known_as=known_as)
+            name = self._import_secret(variable, secret, profile.name, known_as=known_as, is_own_address=base != url)
+            section |= {"api_key_env": name} if name else {}
         if isinstance(given.get("context_length"), int):
             section["context_tokens"] = given["context_length"]
         known = self._read_value("models", alias)
         alias = used or (alias if known in (None, section) else f"{alias}-{profile.name}")
         if self._write_value(f"models.{alias}", section):
             self._write_value(f"agents.{profile.name}.model", alias)
+        if not self._read_value("models", alias, "api_key_env") and not is_loopback_url(base):
+            self._ask_for_key(f"models.{alias}", variable, profile.name, is_own_address=base != url)
 
-    def _import_memory(self, profile: HermesProfile) -> None:
+    def _import_memory(
+        self, profile: HermesProfile, senders: Sequence[ImportedSender], is_same: Callable[[str, str], bool]
+    ) -> None:
         """Convert the memory service in use. Its sessions keep their names, so that its data is found."""
-        chosen = str((profile.config.get("memory") or {}).get("provider") or "")
+        memory = profile.config.get("memory") or {}
+        if not isinstance(memory, dict):
+            self.done.unknown.append(f"{profile.name}: config.yaml: memory: it is not a section")
+            memory = {}
+        chosen = str(memory.get("provider") or "")
         for name in PROVIDER_FILES:
             given = profile.read_provider_settings(name, in_use=name == chosen)
+            if name == chosen and not given and self._is_set_outside(profile, name):
+                continue
             if name == chosen or (given and not chosen):
-                self._import_service(profile, name, given)
+                self._import_service(profile, name, given, senders, is_same)
             elif given:
                 self.done.unknown.append(f"{profile.name}: {PROVIDER_FILES[name]} exists, but {chosen} is in use")
         if chosen and chosen not in PROVIDER_FILES and chosen != "builtin":
-            self.done.unknown.append(f"{profile.name}: memory provider {chosen}")
+            self.done.unknown.append(
+                f"{profile.name}: memory provider {chosen}: not converted; a plug-in can be used with hermes-plugin"
+            )
 
-    def _import_service(self, profile: HermesProfile, name: str, given: dict[str, Any]) -> None:
+    def _is_set_outside(self, profile: HermesProfile, name: str) -> bool:
+        """Report settings outside the imported home. Return whether the service has no others: then it is not
+        imported, because it would get another workspace or bank than it had.
+        """
+        outside = profile.list_outside_settings(name)
+        self.done.unknown += [
+            f"{profile.name}: {file}: it is outside the imported home, so it was not read; if it belongs to this "
+            f"agent, copy it to {PROVIDER_FILES[name]} there and import again"
+            for file in outside
+        ]
+        return bool(outside) and services.SETTING_VARIABLES[name].keys().isdisjoint(profile.env)
+
+    def _import_service(
+        self,
+        profile: HermesProfile,
+        name: str,
+        given: dict[str, Any],
+        senders: Sequence[ImportedSender],
+        is_same: Callable[[str, str], bool],
+    ) -> None:
         found = services.convert_service(profile, name, given)
         self.done.unknown += [f"{profile.name}: {line}" for line in found.unknown]
         section = found.section
@@ -151,22 +226,57 @@ class SettingsImporter:
             if problem.fatal and problem.path and problem.path[0] in section:  # skip only the invalid value
                 del section[str(problem.path[0])]
                 self.done.unknown.append(f"{profile.name}: {PROVIDER_FILES[name]}: {problem.path[0]} {problem.message}")
+        aliases = section.pop(ALIASES, {})
         used = self._find_used_section(
             profile, "memories", name, *(self._read_value("agents", profile.name, "memories") or ())
         )
         if found.key is not None and found.key.reveal().strip():
             known_as = self._read_value("memories", used, "api_key_env")
-            section["api_key_env"] = self._import_secret(found.variable, found.key, profile.name, known_as=known_as)
-        known = self._read_value("memories", name)
+            own = self._import_secret(
+                found.variable, found.key, profile.name, known_as=known_as, is_own_address=found.is_own_address
+            )
+            section |= {"api_key_env": own} if own else {}
+        known = _drop_aliases(self._read_value("memories", name))
         instance = used or (name if known in (None, section) else f"{name}-{profile.name}")
         if instance != name:
             section = {"provider": name, **section}
-        if self._write_value(f"memories.{instance}", section):
-            self._write_value(f"agents.{profile.name}.memories", ["builtin", instance])
-            if name in services.SERVICES_NAMED_BY_CHAT:
-                self.named_memories.setdefault(profile.name, []).append(instance)
+        use = ServiceUse(
+            memory=instance,
+            provider=name,
+            agent=profile.name,
+            given=found.given,
+            pinned=section.get("pin_peer_name") is True,
+            profile=services.get_hermes_name(profile),
+        )
+        if not self._write_value(f"memories.{instance}", section):
+            return
+        self._write_value(f"agents.{profile.name}.memories", ["builtin", instance])
+        self.services.setdefault(profile.name, []).append(use)
+        if name in services.SERVICES_NAMED_BY_CHAT:
+            self.named_memories.setdefault(profile.name, []).append(instance)
+            self._write_aliases(use, {**aliases, **_build_aliases(use, senders, is_same)})
+        if found.is_own_address and not is_loopback_url(str(section.get("base_url") or "")):
+            if not self._read_value("memories", instance, "api_key_env"):
+                self._ask_for_key(f"memories.{instance}", found.variable, profile.name, is_own_address=True)
 
-    def _import_accounts(self, profile: HermesProfile, groups: Mapping[str, Collection[str]]) -> None:
+    def _write_aliases(self, use: ServiceUse, wanted: Mapping[str, str]) -> None:
+        """Write the peers that the service has for people, so that they can be seen. What is there is kept."""
+        key = f"memories.{use.memory}.{ALIASES}"
+        there = self._read_value("memories", use.memory, ALIASES) or {}
+        merged = {**wanted, **there}
+        if merged != there:
+            self._write_value(key, merged, replaces=True)
+
+    def _ask_for_key(self, section: str, variable: str, agent: str, *, is_own_address: bool) -> None:
+        """Report a section without a key. A key of this machine's environment is never used for it."""
+        name = _name_own_variable(variable, agent) if is_own_address else variable
+        self.done.missing_keys.append(
+            f"{section} has no key: write {name}=… to .env, then everhold config set {section}.api_key_env {name}"
+        )
+
+    def _import_accounts(
+        self, profile: HermesProfile, groups: Mapping[str, Collection[str]], general: Mapping[str, Collection[str]]
+    ) -> None:
         paired = profile.read_pairings()
         known = {variable for _, _, variable in MODEL_PROVIDERS.values()} | set(services.SECRET_VARIABLES.values())
         known |= {variable for listed in services.SETTING_VARIABLES.values() for variable in listed}
@@ -181,7 +291,7 @@ class SettingsImporter:
                     access.list_access_variables(platform) - set(access.GLOBAL_VARIABLES)
                 ) & set(profile.env):
                     self.done.unknown.append(
-                        f"{profile.name}: {platform}: people may speak there, but there is no token"
+                        f"{profile.name}: {platform}: the allow list, because there is no token for an account"
                     )
                 continue
             section: dict[str, Any] = {"agent": profile.name, "enabled": False}
@@ -190,18 +300,26 @@ class SettingsImporter:
                     variable = keys[key]
                     named = key.endswith("_env")
                     known_as = self._read_value("platforms", platform, profile.name, key)
+                    own = any(not other.endswith("_env") for other in keys)  # the home says where the platform is
                     section[key] = (
-                        self._import_secret(variable, value, profile.name, known_as=known_as)
+                        self._import_secret(variable, value, profile.name, known_as=known_as, is_own_address=own)
                         if named
                         else value.reveal()
                     )
+            if "" in section.values():
+                continue  # a token is missing, and the account would use the one with the usual name
             if allowed:
                 section["access"] = allowed
+            if chats := general.get(platform):  # everybody shares the general topic there
+                section["chats"] = {chat: {"sessions": {"group": "shared"}} for chat in sorted(chats)}
             self._write_value(f"platforms.{platform}.{profile.name}", section)
         self.done.unknown += [
-            f"{profile.name}: {platform}: {len(ids)} people were paired" for platform, ids in paired.items()
+            f"{profile.name}: {platform}: {len(ids)} paired people, because everhold has no such platform"
+            for platform, ids in paired.items()
         ]
-        self.done.unknown += [f"{profile.name}: .env: {name}" for name in sorted(set(profile.env) - known)]
+        self.done.unknown += [
+            f"{profile.name}: .env: {name}: everhold does not use it" for name in sorted(set(profile.env) - known)
+        ]
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -221,15 +339,24 @@ class SettingsImporter:
         ]
         return ours[-1] if ours else ""
 
-    def _import_secret(self, variable: str, value: SecretString, agent: str, *, known_as: Any) -> str:
-        """Return the variable for a secret: its own name, or a name with the agent's if another agent has that one.
+    def _import_secret(
+        self, variable: str, value: SecretString, agent: str, *, known_as: Any, is_own_address: bool = False
+    ) -> str:
+        """Return the variable for a secret: its own name, or a name with the agent's if another agent has that one;
+        empty if every name has another value.
 
-        A variable that the configuration names already may have been changed since, so it is kept.
+        A variable that the configuration names already may have been changed since, so it is kept. The environment of
+        the process has precedence over `.env`. So a secret for an imported address never has the usual name, under
+        which the environment may have a key for somebody else.
         """
         if isinstance(known_as, str) and known_as in self.secrets:
             return known_as
-        for name in (variable, f"{re.sub('[^A-Z0-9]', '_', agent.upper())}_{variable}"):
+        own = _name_own_variable(variable, agent)
+        names = (own,) if is_own_address else (variable, f"{_clean_name(agent)}_{variable}", own)
+        for name in names:
             there = self.secrets.get(name)
+            if self.environ.get(name, value.reveal()) != value.reveal():
+                continue
             if there is None or there == value.reveal():
                 if there is None:
                     self.secrets[name] = value.reveal()
@@ -237,14 +364,19 @@ class SettingsImporter:
                         set_secret(self.home, name, value)
                     self.done.written.append(f".env: {name}")
                 return name
-        self.done.kept.append(f".env: {variable} of {agent} exists with another value")
-        return variable
+        self.done.missing_keys.append(
+            f"{variable} of {agent} was not imported, because {names[-1]} has another value here: write it to .env "
+            "under another name, then set that name in config.yaml"
+        )
+        return ""
 
-    def _write_value(self, key: str, value: Any) -> bool:
+    def _write_value(self, key: str, value: Any, *, replaces: bool = False) -> bool:
         """Write one value unless one exists; return whether the value is there now."""
         path = split_key(key)
         here = self._read_value(*map(str, path))
-        if here is not None:
+        if path[0] == "memories" and len(path) == 2:
+            here = _drop_aliases(here)
+        if here is not None and not replaces:
             if here != value:
                 self.done.kept.append(f"{key} is kept as it is here")
             return True
@@ -260,6 +392,50 @@ class SettingsImporter:
         _put_value(self.document, path, value)
         self.done.written.append(key)
         return True
+
+
+def _list_general_topics(senders: Iterable[ImportedSender]) -> dict[str, set[str]]:
+    """Return platform -> the chats in which everybody shared the general topic."""
+    found: dict[str, set[str]] = {}
+    for sender in senders:
+        if sender.chat.is_general_topic and sender.chat.is_shared:
+            found.setdefault(sender.chat.address.platform, set()).add(sender.chat.address.chat)
+    return found
+
+
+def _build_aliases(
+    use: ServiceUse, senders: Sequence[ImportedSender], is_same: Callable[[str, str], bool]
+) -> dict[str, str]:
+    """Return identity -> peer for the people whose peer is their own. A pinned peer needs no alias."""
+    if use.pinned:
+        return {}
+    found = resolve_peers(use, senders, is_same=is_same)
+    return {it.identity: it.peer for it in found if not it.shared and not is_unknown(it.identity)}
+
+
+def _drop_aliases(section: Any) -> Any:
+    """Return a memory's section without the aliases, which are written separately."""
+    return {key: value for key, value in section.items() if key != ALIASES} if isinstance(section, dict) else section
+
+
+def _name_own_variable(variable: str, agent: str) -> str:
+    return f"IMPORTED_{_clean_name(agent)}_{variable}"
+
+
+def _clean_name(agent: str) -> str:
+    """Return an agent's name as a part of a variable's name. Two agents never have the same."""
+    cleaned = re.sub("[^A-Z0-9]", "_", agent.upper())
+    if cleaned.lower() == agent:
+        return cleaned
+    return f"{cleaned}_{hashlib.sha256(agent.encode()).hexdigest()[:_HASH_DIGITS].upper()}"
+
+
+def is_loopback_url(url: str) -> bool:
+    """Whether a URL leads to this machine, where services usually need no key."""
+    try:
+        return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+    except ValueError:
+        return False
 
 
 def _put_value(document: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:

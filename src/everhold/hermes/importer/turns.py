@@ -172,7 +172,7 @@ def extract_text(content: str | None) -> str:
         return content or ""
     try:
         parts = json.loads(content.removeprefix(MULTIMODAL_PREFIX))
-    except ValueError:
+    except (ValueError, RecursionError):
         return content
     return "\n".join(_extract_part(part) for part in (parts if isinstance(parts, list) else [parts]))
 
@@ -187,7 +187,7 @@ def parse_tool_calls(row: HermesMessage) -> tuple[ToolCall, ...]:
     """Return the tool calls of a message, each with a unique id."""
     try:
         given = json.loads(row.tool_calls) if row.tool_calls else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     found: dict[str, ToolCall] = {}
     for number, call in enumerate(given if isinstance(given, list) else [given]):
@@ -205,7 +205,7 @@ def _parse_arguments(given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         try:
             parsed = json.loads(given) if given.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = None
         given = parsed if isinstance(parsed, dict) else {"": strip_surrogates(given)[0]}
     return given if isinstance(given, dict) else {}

@@ -24,7 +24,8 @@ START_CODE: Final = (
     # Our directory is removed from the path again, because plug-ins import modules with very general names.
     "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; "
     "import plugin_process.conversations, plugin_process.discovery, plugin_process.hermes_modules; "
-    "import plugin_process.search, plugin_process.settings_watch; "
+    "import plugin_process.examination, plugin_process.known_searches, plugin_process.search; "
+    "import plugin_process.settings_watch; "
     "del sys.path[0]; runpy._run_module_as_main('plugin_process')"
 )
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
@@ -55,8 +56,12 @@ class HermesHostProcess:
         clock: Clock,
         changed: Callable[[str], None],
         patience: float,
+        watched: tuple[Path, ...] = (),
     ) -> None:
-        """`patience` is how long a call may wait in the host for work that the plug-in continues in threads."""
+        """`patience` is how long a call may wait in the host for work that the plug-in continues in threads. `watched`
+        are files with its settings outside its home.
+        """
+        self._watched = watched
         self._max_wait_seconds = patience
         self._plugin_name = what
         self._python = python or sys.executable
@@ -82,6 +87,15 @@ class HermesHostProcess:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def has_open_calls(self) -> bool:
+        return bool(self._pending_calls)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the process crashed and may not be started again yet."""
+        return self._restart_after > self._clock.monotonic()
 
     @property
     def pid(self) -> int | None:
@@ -178,7 +192,12 @@ class HermesHostProcess:
         for work in (self._read_answers(process), self._drain_output(process)):
             self._start_task(work)
         try:
-            about = {"what": self._plugin_name, "home": str(self.home), "patience": self._max_wait_seconds}
+            about = {
+                "what": self._plugin_name,
+                "home": str(self.home),
+                "patience": self._max_wait_seconds,
+                "watched": [str(path) for path in self._watched],
+            }
             self.description = await self._send_call("load", about, deadline=START_SECONDS)
         except (Refused, InDoubt) as error:
             await self._end_process(process)

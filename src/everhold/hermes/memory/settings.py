@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
+from everhold.hermes.memory.host_pool import MAX_HOSTS
 from everhold.infra.secret import SecretString
 from everhold.memories.settings import MemorySection
 
@@ -14,7 +17,17 @@ class HermesSettings(MemorySection):
         description="the plug-in's directory or file; or a name, of one in `plugins` of its home or of an entry point",
     )
     python: str = Field(default="", description="the interpreter it is installed in; by default our own")
-    hermes_home: str = Field(default="", description="the directory with its own files; by default one in the home")
+    hermes_home: str = Field(
+        default="", description="the owner's directory with its files; other people get their own, with its settings"
+    )
+    serves: Literal["checked", "owner", "everybody"] = Field(
+        default="checked",
+        description="whom it serves besides the owner: others if a test shows that it keeps people apart, nobody, or "
+        "everybody without a test",
+    )
+    most_processes: int = Field(
+        default=MAX_HOSTS, ge=1, le=64, description="how many of its processes run at once; each person has one"
+    )
     environ: dict[str, str | SecretString] = Field(
         default_factory=dict, description="variables for its process; `NAME_env` names the variable that holds a secret"
     )

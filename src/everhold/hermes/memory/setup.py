@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everhold.errors import Refused
 from everhold.hermes.memory.host import HermesHostProcess
-from everhold.hermes.memory.provider import create_host, resolve_path
+from everhold.hermes.memory.provider import create_host, find_configured_home, resolve_path
 from everhold.ports.memory import SetupQuestion
 from everhold.ports.plugin import PluginContext
 
@@ -91,7 +92,8 @@ def _format_default(value: Any) -> str:
 
 @asynccontextmanager
 async def _open_host(settings: HermesSettings, context: PluginContext) -> AsyncIterator[HermesHostProcess]:
-    host = create_host(settings, context, changed=lambda files: None)
+    home = find_configured_home(settings) or Path(context.directory) / "hermes"
+    host = create_host(settings, context, home=home, changed=lambda files: None)
     try:
         yield host
     finally:

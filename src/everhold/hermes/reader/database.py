@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,8 @@ import apsw
 from everhold.errors import InvalidRequest, StoreDamaged, StoreError
 
 PAGE_ROWS: Final = 500
+MAX_VALUE_BYTES: Final = 16 << 20
+"""The largest text of a row that is read."""
 MULTIMODAL_PREFIX: Final = "\0json:"
 """The prefix of content that is a JSON list of parts."""
 SUMMARY_PREFIXES: Final = ("[CONTEXT COMPACTION", "[CONTEXT SUMMARY]:")
@@ -21,18 +24,19 @@ RECOVERY_REMEDY: Final = "copy the file, run `sqlite3 state.db .recover | sqlite
 
 _SESSION: Final = {
     "id": "''", "source": "''", "user_id": "null", "session_key": "null", "chat_id": "null", "chat_type": "null",
-    "thread_id": "null", "display_name": "null", "origin_json": "null", "model": "null", "model_config": "null",
+    "thread_id": "null", "origin_json": "null", "model": "null", "model_config": "null",
     "parent_session_id": "null", "started_at": "0", "ended_at": "null", "end_reason": "null", "title": "null",
-    "cwd": "null", "git_repo_root": "null", "message_count": "0", "api_call_count": "0", "input_tokens": "0",
-    "output_tokens": "0", "cache_read_tokens": "0", "cache_write_tokens": "0", "reasoning_tokens": "0",
+    "cwd": "null", "git_repo_root": "null",
+    "api_call_count": "0", "input_tokens": "0", "output_tokens": "0", "cache_read_tokens": "0",
     "estimated_cost_usd": "null", "actual_cost_usd": "null",
 }  # fmt: skip
 _MESSAGE: Final = {
     "id": "0", "session_id": "''", "role": "''", "content": "null", "tool_call_id": "null", "tool_calls": "null",
-    "tool_name": "null", "timestamp": "0", "finish_reason": "null", "reasoning": "null", "reasoning_content": "null",
-    "platform_message_id": "null", "observed": "0", "active": "1", "compacted": "0", "api_content": "null",
+    "timestamp": "0", "reasoning": "null", "reasoning_content": "null", "platform_message_id": "null",
+    "observed": "0", "active": "1", "compacted": "0",
 }  # fmt: skip
-_TEXTS: Final = frozenset({"content", "tool_calls", "reasoning", "reasoning_content", "api_content"})
+_TEXTS: Final = frozenset({"content", "tool_calls", "reasoning", "reasoning_content"})
+_TEXT_PLACES: Final = tuple(place for place, name in enumerate(_MESSAGE) if name in _TEXTS)
 
 
 class HermesSession(NamedTuple):
@@ -45,7 +49,6 @@ class HermesSession(NamedTuple):
     chat_id: str
     chat_type: str
     thread_id: str
-    display_name: str
     origin: dict[str, Any]
     model: str
     config: dict[str, Any]
@@ -56,13 +59,10 @@ class HermesSession(NamedTuple):
     title: str
     cwd: str
     repo: str
-    message_count: int
     api_calls: int
     input_tokens: int
     output_tokens: int
     cache_read_tokens: int
-    cache_write_tokens: int
-    reasoning_tokens: int
     usd: float
 
     @property
@@ -83,15 +83,12 @@ class HermesMessage(NamedTuple):
     content: str | None
     tool_call_id: str
     tool_calls: str
-    tool_name: str
     timestamp: float
-    finish_reason: str
     reasoning: str
     platform_message_id: str
     observed: bool
     active: bool
     compacted: bool
-    api_content: str | None
 
     @property
     def is_undone(self) -> bool:
@@ -108,6 +105,10 @@ def is_summary(content: str | None) -> bool:
     return text.startswith(SUMMARY_PREFIXES) or (text.startswith(MERGED_START) and MERGED_END in text)
 
 
+_IS_TIME: Final = "typeof(timestamp) in ('integer', 'real') and abs(timestamp) < 1e300"
+"""SQLite orders text after numbers, so a text would be the newest time."""
+
+
 class HermesDatabase:
     """One `state.db`."""
 
@@ -115,6 +116,8 @@ class HermesDatabase:
         if not path.is_file():
             raise InvalidRequest(f"there is no {path}", remedy="name a hermes-agent home, or its state.db")
         self.path = path
+        self.oversized: dict[int, tuple[str, int]] = {}
+        """Row -> its session and the size of a value that was too large to read."""
         with path.open("rb") as file:
             if not file.read(16).startswith(b"SQLite format 3"):
                 raise StoreDamaged(
@@ -186,10 +189,21 @@ class HermesDatabase:
             sql = f"select {select} from messages where session_id = ? and id > ? order by id limit {PAGE_ROWS}"
             page = self.query_rows(sql, (session, after))
             for row in page:
+                self._note_oversized(row)
                 yield _parse_message(row)
             if len(page) < PAGE_ROWS:
                 return
             after = int(page[-1][0])
+
+    def read_newest_times(self) -> dict[str, float]:
+        """Return session -> the time of its newest message; 0 if no message has one."""
+        rows = self.query_rows(f"select session_id, max(iif({_IS_TIME}, timestamp, 0)) from messages group by 1")
+        return {str(id): _convert_float(at) or 0.0 for id, at in rows}
+
+    def count_undated(self) -> int:
+        """Return the number of messages whose time is not a number."""
+        sql = f"select count(*) from messages where timestamp is not null and not ({_IS_TIME})"
+        return int(self.query_rows(sql)[0][0])
 
     def find_message(self, id: int) -> HermesMessage | None:
         found = self.query_rows(f"select {self._make_select('messages', _MESSAGE)} from messages where id = ?", (id,))
@@ -200,8 +214,19 @@ class HermesDatabase:
         parts = []
         for name, missing in wanted.items():
             column = name if name in there else missing
-            parts.append(f"cast({column} as blob)" if name in _TEXTS else column)
+            parts.append(_select_text(column) if name in _TEXTS else column)
         return ", ".join(parts)
+
+    def _note_oversized(self, row: Any) -> None:
+        sizes = [int(row[place]) for place in _TEXT_PLACES if isinstance(row[place], int)]
+        if sizes:
+            self.oversized[int(row[0])] = str(row[1]), max(sizes)
+
+
+def _select_text(column: str) -> str:
+    """Select a text as bytes; its size instead if it is too large."""
+    value = f"cast({column} as blob)"
+    return f"case when length({value}) > {MAX_VALUE_BYTES} then length({value}) else {value} end"
 
 
 def _make_uri(path: Path) -> str:
@@ -217,100 +242,49 @@ def _make_damage_error(path: Path, error: apsw.Error) -> StoreError:
 
 
 def _parse_session(row: Any) -> HermesSession:
-    (
-        id,
-        source,
-        user,
-        key,
-        chat,
-        chat_type,
-        thread,
-        display,
-        origin,
-        model,
-        config,
-        parent,
-        started,
-        ended,
-        reason,
-        title,
-        cwd,
-        repo,
-        messages,
-        calls,
-        used_in,
-        used_out,
-        read,
-        written,
-        reasoned,
-        guess,
-        actual,
-    ) = row
+    columns = dict(zip(_SESSION, row, strict=True))
     return HermesSession(
-        id=str(id),
-        source=str(source or ""),
-        user_id=_convert_str(user),
-        session_key=_convert_str(key),
-        chat_id=_convert_str(chat),
-        chat_type=_convert_str(chat_type),
-        thread_id=_convert_str(thread),
-        display_name=_convert_str(display),
-        origin=_parse_object(origin),
-        model=_convert_str(model),
-        config=_parse_object(config),
-        parent=_convert_str(parent),
-        started_at=_convert_float(started) or 0.0,
-        ended_at=_convert_float(ended),
-        end_reason=_convert_str(reason),
-        title=_convert_str(title),
-        cwd=_convert_str(cwd),
-        repo=_convert_str(repo),
-        message_count=int(_convert_float(messages) or 0),
-        api_calls=int(_convert_float(calls) or 0),
-        input_tokens=int(_convert_float(used_in) or 0),
-        output_tokens=int(_convert_float(used_out) or 0),
-        cache_read_tokens=int(_convert_float(read) or 0),
-        cache_write_tokens=int(_convert_float(written) or 0),
-        reasoning_tokens=int(_convert_float(reasoned) or 0),
-        usd=_convert_float(actual) or _convert_float(guess) or 0.0,
+        id=str(columns["id"]),
+        source=str(columns["source"] or ""),
+        user_id=_convert_str(columns["user_id"]),
+        session_key=_convert_str(columns["session_key"]),
+        chat_id=_convert_str(columns["chat_id"]),
+        chat_type=_convert_str(columns["chat_type"]),
+        thread_id=_convert_str(columns["thread_id"]),
+        origin=_parse_object(columns["origin_json"]),
+        model=_convert_str(columns["model"]),
+        config=_parse_object(columns["model_config"]),
+        parent=_convert_str(columns["parent_session_id"]),
+        started_at=_convert_float(columns["started_at"]) or 0.0,
+        ended_at=_convert_float(columns["ended_at"]),
+        end_reason=_convert_str(columns["end_reason"]),
+        title=_convert_str(columns["title"]),
+        cwd=_convert_str(columns["cwd"]),
+        repo=_convert_str(columns["git_repo_root"]),
+        api_calls=int(_convert_float(columns["api_call_count"]) or 0),
+        input_tokens=int(_convert_float(columns["input_tokens"]) or 0),
+        output_tokens=int(_convert_float(columns["output_tokens"]) or 0),
+        cache_read_tokens=int(_convert_float(columns["cache_read_tokens"]) or 0),
+        usd=_convert_float(columns["actual_cost_usd"]) or _convert_float(columns["estimated_cost_usd"]) or 0.0,
     )
 
 
 def _parse_message(row: Any) -> HermesMessage:
-    (
-        id,
-        session,
-        role,
-        content,
-        call,
-        calls,
-        tool,
-        timestamp,
-        finish,
-        reasoning,
-        reasoned,
-        platform,
-        observed,
-        active,
-        compacted,
-        sent,
-    ) = row
+    columns = dict(zip(_MESSAGE, row, strict=True))
+    active = columns["active"]
     return HermesMessage(
-        id=int(id),
-        session=str(session),
-        role=str(role or ""),
-        content=_decode_text(content),
-        tool_call_id=_convert_str(call),
-        tool_calls=_decode_text(calls) or "",
-        tool_name=_convert_str(tool),
-        timestamp=_convert_float(timestamp) or 0.0,
-        finish_reason=_convert_str(finish),
-        reasoning=_decode_text(reasoning) or _decode_text(reasoned) or "",
-        platform_message_id=_convert_str(platform),
-        observed=bool(observed),
+        id=int(columns["id"]),
+        session=str(columns["session_id"]),
+        role=str(columns["role"] or ""),
+        content=_decode_text(columns["content"]),
+        tool_call_id=_convert_str(columns["tool_call_id"]),
+        tool_calls=_decode_text(columns["tool_calls"]) or "",
+        timestamp=_convert_float(columns["timestamp"]) or 0.0,
+        reasoning=_decode_text(columns["reasoning"]) or _decode_text(columns["reasoning_content"]) or "",
+        platform_message_id=_convert_str(columns["platform_message_id"]),
+        observed=bool(columns["observed"]),
         active=active is None or bool(active),  # empty in older files
-        compacted=bool(compacted),
-        api_content=_decode_text(sent),
+        compacted=bool(columns["compacted"]),
     )
 
 
@@ -319,18 +293,19 @@ def _convert_str(value: Any) -> str:
 
 
 def _convert_float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """Return a number; None for anything else, also for infinity, which is no time and no count."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _decode_text(value: Any) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return None if value is None else str(value)
+    return f"[{value:,} bytes were too large to read]" if isinstance(value, int) else None
 
 
 def _parse_object(text: Any) -> dict[str, Any]:
     try:
         found = json.loads(text) if isinstance(text, str | bytes) and text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -63,8 +63,6 @@ class HermesCompression:
     """Rows kept word for word before and after it, by their original ids."""
     unread: list[int]
     """Rows that existed when it was written and are neither in it nor after it."""
-    rotated: bool = False
-    """It started a new session."""
 
 
 @dataclass
@@ -158,9 +156,7 @@ def _read_compression(
     unread = [] if rotated else [id for id in before[end:] if id not in kept]
     covers = [id for id in before[:start] if id not in set(unread)]
     found.compressions.append(
-        HermesCompression(
-            row=row.id, session=row.session, covers=covers, head=head, tail=tail, unread=unread, rotated=rotated
-        )
+        HermesCompression(row=row.id, session=row.session, covers=covers, head=head, tail=tail, unread=unread)
     )
     live[:] = [id for id in before[start:] if id in kept or id in set(unread)] if tail else []
     return place

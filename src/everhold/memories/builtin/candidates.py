@@ -4,13 +4,14 @@ outside it are never scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import apsw
 import msgspec
 from msgspec import Struct
 
+from everhold.core.people import PresentAudience
 from everhold.memories.builtin.indexing import ChunkText, ItemFlag, ItemState
 from everhold.memories.builtin.schema import SCOPE_BITS
 from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words, split_words
@@ -62,26 +63,36 @@ class IndexScope(Struct, frozen=True):
     items: int
 
 
-def find_scopes(db: apsw.Connection, *, agent: str | None, audience: Iterable[str] | None) -> list[IndexScope]:
-    """Return the scopes whose audience contains everyone present. Nobody present: no scope.
+def find_scopes(db: apsw.Connection, *, agent: str | None, present: PresentAudience | None) -> list[IndexScope]:
+    """Return the scopes whose audience contains everyone present, under any of their identities. Nobody present: no
+    scope. The times since when an identity is somebody's are not checked here, because a scope has no time.
 
     None stands for a caller who may see everything: any agent, any audience.
     """
     where, values = ("", ()) if agent is None else (" and m.agent = ?", (agent,))
-    if audience is None:
+    if present is None:
         return [
             IndexScope(*row) for row in db.execute(f"select id, next, items from scopes m where true{where}", values)
         ]
-    members = sorted(set(audience))
-    if not members:
+    groups = [[one.member for one in group] for group in present.groups]
+    if not groups:
         return []
-    both = " and exists (select 1 from members o where o.agent = m.agent and o.member = ? and o.scope = m.scope)"
+    first, *others = groups
+    also = "".join(
+        " and exists (select 1 from members o where o.agent = m.agent and o.scope = m.scope"
+        f" and o.member in ({_list_places(group)}))"
+        for group in others
+    )
     rows = db.execute(
-        "select s.id, s.next, s.items from members m join scopes s on s.id = m.scope"
-        f" where m.member = ?{where}{both * (len(members) - 1)} order by m.scope",
-        (members[0], *values, *members[1:]),
+        "select distinct s.id, s.next, s.items from members m join scopes s on s.id = m.scope"
+        f" where m.member in ({_list_places(first)}){where}{also} order by m.scope",
+        (*first, *values, *(member for group in others for member in group)),
     )
     return [IndexScope(*row) for row in rows]
+
+
+def _list_places(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def get_chunk_range(scope: int) -> tuple[int, int]:
@@ -89,11 +100,16 @@ def get_chunk_range(scope: int) -> tuple[int, int]:
     return scope << SCOPE_BITS, ((scope + 1) << SCOPE_BITS) - 1
 
 
-def find_named_authors(db: apsw.Connection, text: str, scopes: Iterable[int]) -> tuple[set[str], set[str]]:
-    """Return the names of speakers in these scopes that occur in a text, and the authors they stand for."""
-    words = msgspec.json.encode(list(set(split_words(text)))).decode()
-    names: set[str] = set()
-    authors: set[str] = set()
+def find_named_authors(
+    db: apsw.Connection, text: str, scopes: Iterable[int], labels: Mapping[str, Sequence[str]]
+) -> tuple[set[str], set[str]]:
+    """Return the names of speakers in these scopes that occur in a text, and the authors they stand for. `labels` has
+    the authors of people by name.
+    """
+    said = set(split_words(text))
+    words = msgspec.json.encode(list(said)).decode()
+    names = {label for label in labels if label in said}
+    authors = {author for label in names for author in labels[label]}
     for scope in scopes:
         for name, author in db.execute(
             "select name, author from names where scope = ? and name in (select value from json_each(?))",
@@ -185,7 +201,8 @@ def find_items_with_words(db: apsw.Connection, terms: Sequence[str], limit: int)
         ["pos in (select pos from chunks where id in (select rowid from words where words match ?))"] * len(terms)
     )
     rows: list[Any] = db.execute(
-        f"select session, seq from items where {each} order by pos desc limit ?", (*terms, limit)
+        f"select session, seq from items where {each} group by session, seq order by max(pos) desc limit ?",
+        (*terms, limit),
     ).fetchall()
     return rows
 

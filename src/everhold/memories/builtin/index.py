@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,6 +18,7 @@ import apsw
 from msgspec import Struct
 
 from everhold.core.entries import Changed, Entry, Erased, Noted, OperationsUndone
+from everhold.core.people import PresentAudience, can_hear
 from everhold.errors import NotFound
 from everhold.memories.builtin import candidates, schema
 from everhold.memories.builtin.candidates import IndexRow, IndexScope
@@ -47,7 +48,9 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
 
     text: str
     agent: str | None
-    audience: frozenset[str] | None
+    present: PresentAudience | None
+    named_authors: Mapping[str, Sequence[str]] = {}
+    """Names of people in small letters -> the authors under which the log knows them."""
     session: str | None = None
     current_session: str = ""
     seen_seqs: Collection[int] = ()
@@ -61,7 +64,9 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
         """Whether an unindexed entry could be a hit of this search or change one."""
         if words is None or isinstance(entry.body, Noted):
             return True
-        return not self.has_seen(entry) and (self.audience is None or self.audience.issubset(words.stamp.audience))
+        return not self.has_seen(entry) and (
+            self.present is None or can_hear(self.present, words.stamp.audience, entry.at)
+        )
 
 
 class MemoryIndex:
@@ -266,13 +271,15 @@ class MemoryIndex:
         that the context shows anyway, so they are left out. While many entries are not indexed yet, the search scans at
         least the newest entries of `here`. `limit` and `letters` bound the result.
         """
-        present = None if audience is None else frozenset(audience)
-        if (present is not None and not present) or not text.strip():
+        if (audience is not None and not audience) or not text.strip():
             return []
+        people = await store.get_people()
+        present = None if audience is None else people.expand_audience(audience)
         asking = IndexQuery(
             text=text,
             agent=agent,
-            audience=present,
+            present=present,
+            named_authors=people.named_authors,
             session=session,
             current_session=here,
             seen_seqs=seen,
@@ -284,7 +291,7 @@ class MemoryIndex:
         if tail:
             agents = await self._resolve_agents(store, tail)
             known = {(hit.session, hit.seq) for hit in hits}
-            extra = scan_entries(tail, text, agent=agent, audience=present, agents=agents, session=session)
+            extra = scan_entries(tail, text, agent=agent, present=present, agents=agents, session=session)
             new = [hit for hit in extra if (hit.session, hit.seq) not in known and not asking.has_seen(hit)]
             hits = sorted([*hits, *new], key=_get_sort_key)[:limit]
         return hits
@@ -292,7 +299,7 @@ class MemoryIndex:
     async def warm_cache(self) -> None:
         """Load large scopes before a search needs them. Other searches can run in between."""
         scopes = await self._run_in_thread(
-            lambda: self._run_locked_read(lambda: candidates.find_scopes(self._reader, agent=None, audience=None))
+            lambda: self._run_locked_read(lambda: candidates.find_scopes(self._reader, agent=None, present=None))
         )
         for scope in sorted(scopes, key=lambda scope: scope.chunks):
             for upto in range(MAX_INLINE_CHUNKS, scope.chunks, MAX_INLINE_CHUNKS):
@@ -358,16 +365,16 @@ class MemoryIndex:
 
     def _find_hits(self, asking: IndexQuery, *, most: int | None = None) -> list[IndexHit]:
         db = self._reader
-        scopes = candidates.find_scopes(db, agent=asking.agent, audience=asking.audience)
+        scopes = candidates.find_scopes(db, agent=asking.agent, present=asking.present)
         if most is not None and sum(scope.chunks for scope in scopes) > most:
             raise _TooManyChunks
-        ours = {scope.id for scope in scopes}
+        scope_ids = {scope.id for scope in scopes}
         seen = (
             candidates.find_seen_chunks(db, asking.current_session, asking.seen_seqs)
             if asking.current_session and asking.seen_seqs
             else {}
         )
-        skip = [first for scope, firsts in seen.items() if scope in ours for first in firsts]
+        skip = [first for scope, firsts in seen.items() if scope in scope_ids for first in firsts]
         if sum(scope.items for scope in scopes) <= len(skip):
             return []
         ranked = self._rank_candidates(asking, scopes, skip)
@@ -391,7 +398,7 @@ class MemoryIndex:
     ) -> Iterator[RankedItem]:
         db, meaning, text = self._reader, self._embeddings, asking.text
         ids = [scope.id for scope in scopes]
-        spoken, authors = candidates.find_named_authors(db, text, ids)
+        spoken, authors = candidates.find_named_authors(db, text, ids, asking.named_authors)
         self._refresh_cache()
         only = None if asking.session is None else candidates.find_session_chunks(db, asking.session)
         return meaning.rank_candidates(
@@ -461,7 +468,8 @@ class MemoryIndex:
 def _select_relevant_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, EntryWords | None]]:
     """Return the entries that a search could find, with their words, and the entries that change hits, without."""
     for entry in entries:
-        words = extract_words(entry)
+        found = extract_words(entry)
+        words = found[0] if found else None  # all words of an entry have the same stamp
         body = entry.body
         changes = isinstance(body, Erased | Noted) or (
             isinstance(body, Changed) and isinstance(body.change, OperationsUndone)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import msgspec
 from msgspec import Struct
 
 from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, OperationsUndone, Said, Stamp, Took
+from everhold.core.provenance import build_piece_origin, is_foreign
 from everhold.memories.builtin.schema import SCOPE_BITS, read_meta, write_meta
 from everhold.memories.builtin.tokenizing import build_bigram_text, split_chunks, split_words
 
 SHORT_MESSAGE_CHARS: Final = 200
 SHORT_PREVIOUS_CHARS: Final = 300
 """A short message after a short message is read together with it. With a long message that would harm the results."""
+MAX_ITEMS_PER_ENTRY: Final = 16
+"""An entry's own words and the texts that it forwards, quotes or embeds."""
 MAX_CACHED_NAMES: Final = 2_000
 """How many sessions, scopes, authors and names together are cached."""
 
@@ -68,10 +71,14 @@ class EntryWords(Struct, frozen=True):
 
     text: str
     stamp: Stamp
+    author: str
+    """The entry's author. For a forwarded or quoted text this is its origin."""
     name: str = ""
     fact: str = ""
     origin: str = ""
-    """The source of the words if it is not a person or agent of this chat: another bot, a tool or a file."""
+    """The source of the words if it is not a person or agent of this chat: another bot, a tool, a file, or the author
+    of a forwarded or quoted text.
+    """
 
 
 class LastItem(Struct, frozen=True):
@@ -86,19 +93,39 @@ class LastItem(Struct, frozen=True):
     """Its words, if it is short enough to be read together with the next item."""
 
 
-def extract_words(entry: Entry) -> EntryWords | None:
-    """Return what can be found in an entry; None if nothing can. Thoughts, notices and commands are not indexed."""
+def extract_words(entry: Entry) -> tuple[EntryWords, ...]:
+    """Return what can be found in an entry. Thoughts, notices and commands are not indexed.
+
+    Forwarded, quoted and embedded text is found, too, each piece by itself and never as the sender's words.
+    """
     match entry.body:
         case Heard(command=None) as body:
-            return EntryWords(body.text, body.stamp, body.sender, origin=f"bot:{body.sender}" if body.bot else "")
+            origin = f"bot:{body.sender}" if body.bot else ""
+            own = EntryWords(body.text, body.stamp, entry.author, body.sender, origin=origin)
+            return (own, *_extract_pieces(body)) if body.pieces else (own,)
         case Said() as body:
-            return EntryWords(body.text, body.stamp)
+            return (EntryWords(body.text, body.stamp, entry.author),)
         case Noted(action="remove"):
-            return None
+            return ()
         case Noted() as body:
-            return EntryWords(body.text, body.stamp, "", body.fact, body.origin)
+            return (EntryWords(body.text, body.stamp, entry.author, "", body.fact, body.origin),)
         case _:
-            return None
+            return ()
+
+
+def _extract_pieces(body: Heard) -> tuple[EntryWords, ...]:
+    """Return the foreign pieces of a message. The words of the agent and of the sender have their own entries."""
+    foreign = [piece for piece in body.pieces if is_foreign(piece)][: MAX_ITEMS_PER_ENTRY - 1]
+    return tuple(
+        EntryWords(piece.text, body.stamp, origin, piece.name, origin=origin)
+        for piece in foreign
+        if (origin := build_piece_origin(piece))
+    )
+
+
+def make_item_number(pos: int, part: int) -> int:
+    """Return the number of an item: an entry's own words are its part 0, its pieces follow."""
+    return pos * MAX_ITEMS_PER_ENTRY + part
 
 
 def encode_audience(audience: Iterable[str]) -> str:
@@ -165,30 +192,33 @@ class IndexWriter:
                 taken.erased = True
             case Noted() as note:
                 self._mark_superseded(entry, note, agent)
-        words = extract_words(entry)
-        if (
-            words is not None and words.text.strip()
-        ):  # without an audience: found only by callers who may see everything
-            self._add_item(entry, words, agent, taken)
+        for part, words in enumerate(extract_words(entry)):
+            if words.text.strip():  # without an audience: found only by callers who may see everything
+                self._add_item(entry, part, words, agent, taken)
 
     # -- items that are found
 
-    def _add_item(self, entry: Entry, words: EntryWords, agent: str, taken: IndexedBatch) -> None:
+    def _add_item(self, entry: Entry, part: int, words: EntryWords, agent: str, taken: IndexedBatch) -> None:
         scope = self._get_scope_id(agent, words.stamp.audience)
-        before, first_before, context = self._find_previous(entry.session, entry.seq, scope, len(words.text))
+        number = make_item_number(entry.pos, part)
+        # A piece stands alone: it is not read together with the message before it.
+        before, first_before, context = (
+            (0, 0, "") if part else self._find_previous(entry.session, entry.seq, scope, len(words.text))
+        )
         pieces = split_chunks(words.text)
         first = self._allocate_chunks(scope, len(pieces))
-        who = words.name or entry.author.partition(":")[2]
+        who = words.name or words.author.partition(":")[2]
         self.db.execute(
-            "insert into items values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            "insert into items values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
-                entry.pos,
+                number,
                 entry.session,
                 entry.seq,
+                part,
                 scope,
                 str(entry.kind),
                 entry.op,
-                entry.author,
+                words.author,
                 words.stamp.person,
                 who,
                 words.stamp.address,
@@ -203,22 +233,24 @@ class IndexWriter:
                 len(pieces),
             ),
         )
-        human = entry.author.startswith("person:")
+        human = words.author.startswith("person:")
         flags = _HUMAN * human | _NOTED * isinstance(entry.body, Noted) | _AFTER * bool(context)
         self.db.execute(
             "insert into places values (?, ?, ?, ?, ?, ?)",
-            (first, first_before, len(pieces), self._get_author_id(entry.author), flags, entry.at),
+            (first, first_before, len(pieces), self._get_author_id(words.author), flags, entry.at),
         )
         for id, text in enumerate(pieces, first):
-            self.db.execute("insert into chunks values (?, ?, ?)", (id, entry.pos, text))
+            self.db.execute("insert into chunks values (?, ?, ?)", (id, number, text))
             self.db.execute(
                 "insert into words (rowid, self, grams) values (?, ?, ?)", (id, text, build_bigram_text(text))
             )
             taken.new_chunks[id] = ChunkText(id, text, context)
+        if part:
+            return
         short = words.text if len(words.text) < SHORT_PREVIOUS_CHARS else ""
-        self._last[entry.session] = LastItem(entry.seq, entry.pos, scope, len(words.text), first, short)
+        self._last[entry.session] = LastItem(entry.seq, number, scope, len(words.text), first, short)
         if human:
-            self._add_names(scope, entry.author, words.name, words.stamp.person)
+            self._add_names(scope, words.author, words.name, _get_own_name(words.stamp.person))
 
     def _add_names(self, scope: int, author: str, *names: str) -> None:
         key = (scope, author, names[0], names[-1])
@@ -243,7 +275,7 @@ class IndexWriter:
         """Return the previous item in its session."""
         row = self.db.execute(
             "select i.seq, i.pos, i.scope, i.size, i.first, c.self from items i join chunks c on c.id = i.first"
-            " where i.session = ? and i.seq < ? order by i.seq desc limit 1",
+            " where i.session = ? and i.seq < ? and i.part = 0 order by i.seq desc limit 1",
             (session, seq),
         ).fetchone()
         return None if row is None else LastItem(*row)
@@ -255,14 +287,14 @@ class IndexWriter:
 
     def _remove_item(self, session: str, seq: int, taken: IndexedBatch) -> None:
         """Remove an item's words everywhere: in its own chunks and in the context of the next item."""
-        found = self.db.execute(
+        found: list[Any] = self.db.execute(
             "select pos, scope, author, state, cause, first, chunks from items where session = ? and seq = ?",
             (session, seq),
-        ).fetchone()
+        ).fetchall()
         state, cause = ItemState.LIVE, ""
         self._last.pop(session, None)
-        if found is not None:
-            pos, scope, author, state, cause, first, count = found
+        for pos, scope, author, *standing, first, count in found:
+            state, cause = standing  # the same for all words of an entry
             for id in range(first, first + count):
                 self._delete_chunk(id)
                 taken.new_chunks.pop(id, None)
@@ -270,8 +302,9 @@ class IndexWriter:
             self.db.execute("delete from items where pos = ?", (pos,))
             self.db.execute("delete from places where first = ?", (first,))
             self.db.execute("update scopes set items = items - 1 where id = ?", (scope,))
-            self._refresh_next_context(session, seq, taken)
             taken.removed_authors.add((scope, author))
+        if found:
+            self._refresh_next_context(session, seq, taken)
         # what it had replaced now counts as replaced by its successor
         self.db.execute(
             "update items set state = ?, cause = ? where cause = ?", (state, cause, _format_cause(session, seq))
@@ -289,7 +322,8 @@ class IndexWriter:
     def _refresh_next_context(self, session: str, seq: int, taken: IndexedBatch) -> None:
         """Connect the item after a removed item to the item before it, and update whether the two are read together."""
         row = self.db.execute(
-            "select pos, seq, scope, size, first, before from items where session = ? and seq > ? order by seq limit 1",
+            "select pos, seq, scope, size, first, before from items"
+            " where session = ? and seq > ? and part = 0 order by seq limit 1",
             (session, seq),
         ).fetchone()
         if row is None:
@@ -313,7 +347,7 @@ class IndexWriter:
         if author.startswith("person:"):
             left = "select distinct name, person from items where scope = ? and author = ?"
             for name, person in self.db.execute(left, (scope, author)).fetchall():
-                self._add_names(scope, author, str(name), str(person))
+                self._add_names(scope, author, str(name), _get_own_name(str(person)))
 
     def _record_takes(self, session: str, op: int, takes: Sequence[int]) -> None:
         for seq in takes:
@@ -392,6 +426,11 @@ class IndexWriter:
         # far.
         self.db.execute("update scopes set next = ?, items = items + 1 where id = ?", (next + count, scope))
         return (scope << SCOPE_BITS) + next
+
+
+def _get_own_name(identity: str) -> str:
+    """Return the part of an identity that may be a name: the id without the platform."""
+    return identity.partition(":")[2] or identity
 
 
 def _pair_members(agent: str, members: Iterable[str]) -> list[str]:

@@ -11,7 +11,16 @@ from everhold.core.exchange import build_note_key
 from everhold.memories.builtin.index import MemoryIndex
 from everhold.memories.builtin.tokenizing import has_content_words
 from everhold.memories.builtin.unindexed import IndexHit
-from everhold.ports.memory import ForgetResult, MemoryBatch, MemoryCapability, MemoryHit, MemoryQuery, ProviderHealth
+from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryHit,
+    MemoryQuery,
+    ProviderDeletion,
+    ProviderHealth,
+)
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import Store
 
@@ -76,16 +85,21 @@ class BuiltinMemory:
             "table": "by words and by a table of word meanings",
         }[self.index.embedding_level]
         return ProviderHealth(
-            well=True, text=f"{what}; {self.index.model_problem}" if self.index.model_problem else what
+            healthy=True, text=f"{what}; {self.index.model_problem}" if self.index.model_problem else what
         )
 
     async def probe(self, batch: MemoryBatch) -> Sequence[str]:
         return [item.key for item in batch.items]
 
-    async def forget(self, person: str) -> ForgetResult:
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         """Remove erased entries from the index now; they would leave it with the `erased` entry that names them."""
         await self.index.wipe_erased(self.store_of_record)
-        return ForgetResult(deleted=0)
+        return (ProviderDeletion(id="index", what="the search index"),)
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        """The index is a local file that was rewritten without the erased entries before `forget` returned."""
+        await self.index.wipe_erased(self.store_of_record)
+        return {it.id: ErasureState.CONFIRMED for it in deletions}
 
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
         """Yield nothing, because everything it has is in the log."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "4"
+VERSION: Final = "5"
 """Raised whenever the derived content changes. A file of another version is rebuilt."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
@@ -32,13 +32,14 @@ create table scopes (
 create table members (agent text, member text, scope integer, primary key (agent, member, scope)) without rowid;
 create table authors (id integer primary key, author text not null unique);
 create table items (
-    pos integer primary key, session text not null, seq integer not null, scope integer not null, kind text not null,
+    pos integer primary key, session text not null, seq integer not null, part integer not null,
+    scope integer not null, kind text not null,
     op integer, author text not null, person text not null, name text not null, address text not null,
     origin text not null, at real not null, fact text not null, state integer not null default 0,
     cause text not null default '', before integer not null, size integer not null, first integer not null,
     chunks integer not null
 );
-create unique index items_place on items (session, seq);
+create unique index items_place on items (session, seq, part);
 create index items_cause on items (cause) where cause <> '';
 create index items_fact on items (scope, fact) where fact <> '';
 create table places (

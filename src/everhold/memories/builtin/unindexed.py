@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from everhold.core.entries import Entry, Erased
-from everhold.memories.builtin.indexing import extract_words
+from everhold.core.people import PresentAudience, can_hear
+from everhold.memories.builtin.indexing import EntryWords, extract_words, make_item_number
 from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words
 
 STEM_CHARS: Final = 5
@@ -40,43 +41,44 @@ def scan_entries(
     text: str,
     *,
     agent: str | None,
-    audience: Iterable[str] | None,
+    present: PresentAudience | None,
     agents: Mapping[str, str],
     session: str | None = None,
 ) -> list[IndexHit]:
     """Return the entries that share words with `text` and that everyone present may see, in no particular order."""
-    present = None if audience is None else set(audience)
     wanted = _extract_stems(text)
     erased = {(one.session, seq) for one in entries if isinstance(one.body, Erased) for seq in one.body.seqs}
     hits: list[IndexHit] = []
     for entry in entries:
-        words = extract_words(entry)
-        if words is None or (session is not None and entry.session != session):
+        if session is not None and entry.session != session:
             continue
         if (agent is not None and agents[entry.session] != agent) or (entry.session, entry.seq) in erased:
             continue
-        if present is not None and not (present and present <= set(words.stamp.audience)):
-            continue
-        share = len(wanted & _extract_stems(words.text)) / max(1, len(wanted))
-        if share:
-            hits.append(
-                IndexHit(
-                    text=words.text,
-                    score=share,
-                    session=entry.session,
-                    seq=entry.seq,
-                    pos=entry.pos,
-                    kind=str(entry.kind),
-                    author=entry.author,
-                    person=words.stamp.person,
-                    name=words.name,
-                    address=words.stamp.address,
-                    origin=words.origin,
-                    at=entry.at,
-                    size=len(words.text),
-                )
-            )
+        for part, words in enumerate(extract_words(entry)):
+            if present is not None and not can_hear(present, words.stamp.audience, entry.at):
+                continue
+            share = len(wanted & _extract_stems(words.text)) / max(1, len(wanted))
+            if share:
+                hits.append(_build_hit(entry, part, words, share))
     return hits
+
+
+def _build_hit(entry: Entry, part: int, words: EntryWords, score: float) -> IndexHit:
+    return IndexHit(
+        text=words.text,
+        score=score,
+        session=entry.session,
+        seq=entry.seq,
+        pos=make_item_number(entry.pos, part),
+        kind=str(entry.kind),
+        author=words.author,
+        person=words.stamp.person,
+        name=words.name,
+        address=words.stamp.address,
+        origin=words.origin,
+        at=entry.at,
+        size=len(words.text),
+    )
 
 
 def _extract_stems(text: str) -> set[str]:

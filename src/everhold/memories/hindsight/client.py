@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold.errors import InDoubt, Transient
 from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
-from everhold.memories.errors import build_memory_error
+from everhold.memories.errors import build_memory_error, parse_retry_after
 from everhold.memories.sdk import load_module
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class HindsightClient:
     def __init__(self, settings: HindsightSettings) -> None:
         self._settings = settings
         self._sdk: Any = None
+        self._persona = ""
         self._banks: set[str] = set()
         """Banks whose mission was already set."""
 
@@ -51,13 +52,23 @@ class HindsightClient:
         if sdk is not None:
             await sdk.aclose()
 
+    def set_persona(self, persona: str) -> None:
+        """Offer the agent's persona as the background of its banks, from the next write on."""
+        if persona != self._persona:
+            self._persona = persona
+            self._banks.clear()
+
     async def ensure_bank(self, bank: str) -> None:
         """Make sure that a bank exists and has its mission. Safe to repeat, because it sets the same values again."""
         if bank in self._banks:
             return
         settings = self._settings
         mission = settings.mission or None
-        await self.call(f"opening bank {bank}", lambda sdk: sdk.acreate_bank(bank, mission=mission))
+        # A configured mission says what the bank is for. Without one, the persona says who uses it.
+        background = self._persona if self._persona and not mission else None
+        await self.call(
+            f"opening bank {bank}", lambda sdk: sdk.acreate_bank(bank, mission=mission, background=background)
+        )
         if settings.template:
             from hindsight_client_api.api.bank_templates_api import BankTemplatesApi
             from hindsight_client_api.models.bank_template_manifest import BankTemplateManifest
@@ -143,6 +154,46 @@ class HindsightClient:
             if len(page.items) < PAGE_SIZE:
                 return found
 
+    async def list_operations(self, bank: str) -> list[Any]:
+        """List the finished operations that stored documents, with what was submitted."""
+        found: list[Any] = []
+        for status in ("completed", "failed", "cancelled"):
+            offset = 0
+            while True:
+                page = await self.call(
+                    "listing operations",
+                    lambda sdk, status=status, offset=offset: sdk.operations.list_operations(
+                        bank, status=status, type="retain", limit=PAGE_SIZE, offset=offset
+                    ),
+                )
+                for listed in page.operations:
+                    with contextlib.suppress(HindsightNotFound):
+                        found.append(await self._get_operation(bank, listed.id))
+                offset += len(page.operations)
+                if len(page.operations) < PAGE_SIZE:
+                    break
+        return found
+
+    async def _get_operation(self, bank: str, operation: str) -> Any:
+        return await self.call(
+            "reading an operation",
+            lambda sdk: sdk.operations.get_operation_status(bank, operation, include_payload=True),
+        )
+
+    async def has_operation(self, bank: str, operation: str) -> bool:
+        try:
+            found = await self.call(
+                "reading an operation", lambda sdk: sdk.operations.get_operation_status(bank, operation)
+            )
+        except HindsightNotFound:
+            return False
+        return bool(found.status != "not_found")
+
+    async def delete_operation(self, bank: str, operation: str) -> None:
+        """Delete a finished operation. Safe to repeat."""
+        with contextlib.suppress(HindsightNotFound):
+            await self.call("deleting an operation", lambda sdk: sdk.operations.delete_operation(bank, operation))
+
     async def call(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
         """Send one request and map its errors to everhold's."""
         sdk = await self.load_sdk()
@@ -162,7 +213,7 @@ class HindsightClient:
         except NotFoundException as error:
             raise HindsightNotFound(f"{where}: not found") from error
         except ApiException as error:
-            after = _parse_seconds((error.headers or {}).get("retry-after"))
+            after = parse_retry_after((error.headers or {}).get("retry-after"))
             reason = hide(str(error.body or error.reason or ""))[:300]
             raise build_memory_error(
                 where, reason, status=error.status or 0, retry_after=after, writes=writes
@@ -179,10 +230,3 @@ class HindsightClient:
             raise build_memory_error(
                 where, f"its answer cannot be read ({type(error).__name__})", writes=writes
             ) from error
-
-
-def _parse_seconds(value: str | None) -> float | None:
-    try:
-        return float(value) if value else None
-    except ValueError:
-        return None

@@ -14,28 +14,47 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from everhold.core.peers import PeerRule, make_safe_id, make_safe_id_prefix
+from everhold.core.people import PresentAudience, can_hear
 from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.errors import convert_partial_failure
-from everhold.memories.formatting import escape_nul, format_exchange, unescape_nul
 from everhold.memories.hindsight.client import HindsightClient, HindsightNotFound
+from everhold.memories.hindsight.erasure import HindsightErasure, confirm_deletions
+from everhold.memories.hindsight.tags import KEY_TAG, SEQ_TAG, SPEAKER_TAG, read_document_key, read_tag
 from everhold.memories.hindsight.tools import build_tools
-from everhold.memories.remote import REMOTE_CAPABILITIES, read_time
-from everhold.memories.scope import get_only_person, hash_audience, make_safe_id, make_safe_id_prefix
+from everhold.memories.remote import (
+    REMOTE_CAPABILITIES,
+    compute_signature,
+    escape_nul,
+    format_exchange,
+    read_time,
+    unescape_nul,
+)
+from everhold.memories.scope import (
+    get_only_person,
+    get_present,
+    list_present_names,
+    make_document_id,
+    name_audience,
+)
 from everhold.memories.settings import fill_agent_name
-from everhold.memories.signature import compute_signature
 from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     Exchange,
-    ForgetResult,
     MemoryBatch,
+    MemoryCapability,
     MemoryHit,
     MemoryItem,
     MemoryNote,
     MemoryQuery,
     MemoryRetraction,
+    ProviderDeletion,
     ProviderHealth,
 )
 from everhold.ports.platform import DeliveryGuarantee
@@ -54,7 +73,7 @@ class HindsightMemory:
 
     delivery = DeliveryGuarantee.KEYED
     visible_after = 0.0
-    capabilities: ClassVar = REMOTE_CAPABILITIES
+    capabilities: ClassVar = REMOTE_CAPABILITIES | {MemoryCapability.PERSONA}
 
     def __init__(self, settings: HindsightSettings, *, agent: str, log: EventLogger) -> None:
         self.settings = settings
@@ -62,10 +81,14 @@ class HindsightMemory:
         self.log = log
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
         self.client = HindsightClient(settings)
+        self.peer_rule = PeerRule()
         self.session_names: dict[str, str] = {}
         """Session -> its name at Hindsight, as far as known. Tools need it, because their context does not contain the
         name.
         """
+
+    def set_persona(self, persona: str) -> None:
+        self.client.set_persona(persona.strip())
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -82,14 +105,14 @@ class HindsightMemory:
             try:
                 await self._delete_replaced(banks, items)
                 if kind == "keep":
-                    await self._retain_items(banks[0], batch.name, items)
+                    await self._retain_items(banks[0], items)
             except EverholdError as error:
                 raise convert_partial_failure(bool(remotes), error) from error
             remotes |= {item.key: make_document_id(item.key) for item in items}
         return remotes
 
-    async def _retain_items(self, bank: str, name: str, items: Sequence[MemoryItem]) -> None:
-        documents = [document for item in items if (document := self._build_document(name, item)) is not None]
+    async def _retain_items(self, bank: str, items: Sequence[MemoryItem]) -> None:
+        documents = [document for item in items if (document := self._build_document(item)) is not None]
         if not documents:
             return
         await self.client.ensure_bank(bank)
@@ -140,11 +163,22 @@ class HindsightMemory:
                 for bank in banks
                 for key in _list_retracted_keys(item)
             ]
-            document = self._build_document(batch.name, item) if _classify_item(item) == "keep" else None
+            document = self._build_document(item) if _classify_item(item) == "keep" else None
             here = document is None or await self.client.get_document(banks[0], document["document_id"]) is not None
             if here and all(gone):
                 arrived.append(item.key)
         return arrived
+
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        left = []
+        for item in batch.items:
+            if isinstance(item, MemoryRetraction):
+                continue
+            bank, document = self.get_bank(item.stamp.audience, batch.name, item.peers), make_document_id(item.key)
+            await self.client.delete_document(bank, document)
+            if await self.client.get_document(bank, document) is not None:
+                left.append(item.key)
+        return left
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -153,71 +187,78 @@ class HindsightMemory:
             return ()
         if query.name:
             self.remember_session_name(query.session, query.name)
-        bank = self.get_bank(query.audience, query.name)
-        wanted = self.build_present_tags(query.audience)
-        try:
-            answer = await self.client.call(
-                "recalling",
-                lambda sdk: sdk.arecall(
-                    bank,
-                    query.text.strip(),
-                    types=list(self.settings.recall_types),
-                    max_tokens=self.settings.recall_tokens,
-                    budget=self.settings.budget,
-                    tags=list(wanted),
-                    tags_match="all_strict",  # a weaker match would let untagged documents through
-                ),
-            )
-        except HindsightNotFound:
-            return ()
-        fitting = [one for one in answer.results if set(wanted) <= set(one.tags or ())]
-        return [_to_memory_hit(one, get_only_person(query.audience)) for one in fitting[: query.limit]]
+        present, person = get_present(query), get_only_person(query.audience)
+        found: dict[str, MemoryHit] = {}
+        for bank in self.list_present_banks(present, query.peers, query.name):
+            try:
+                answer = await self.client.call(
+                    "recalling",
+                    lambda sdk, bank=bank: sdk.arecall(
+                        bank,
+                        query.text.strip(),
+                        types=list(self.settings.recall_types),
+                        max_tokens=self.settings.recall_tokens,
+                        budget=self.settings.budget,
+                        **self.build_tag_filter(present),
+                    ),
+                )
+            except HindsightNotFound:
+                continue
+            for one in answer.results:
+                hit = _to_memory_hit(one, person)
+                if self._can_hear(present, one.tags or (), hit.at):
+                    found.setdefault(one.id, hit)
+        return list(found.values())[: query.limit]
+
+    def _can_hear(self, present: PresentAudience, tags: Sequence[str], at: float) -> bool:
+        heard_by = [one for one in present.list_members() if _build_audience_tag(one) in tags]
+        ours = self.settings.share_agents or self._agent_tag in tags
+        return ours and can_hear(present, heard_by, at)
 
     # -- other capabilities ------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
-    async def forget(self, person: str) -> ForgetResult:
-        """Delete the documents in which only this person speaks, with everything learned from them."""
-        deleted, kept = 0, []
-        banks, everywhere = await self._list_banks_with(person)
-        for bank, document in await self._list_documents_of(person, banks):
-            others = {tag for tag in document.tags or () if tag.startswith("person:")} - {
-                f"person:{make_safe_id(person)}"
-            }
-            if others:
-                kept.append(f"document {document.id} in bank {bank}: other people speak in it, too")
-            else:
-                deleted += await self.client.delete_document(bank, document.id)
-        if not everywhere:
-            kept.append(f"banks called {self.settings.bank} other than {', '.join(banks)}: the server cannot list them")
-        return ForgetResult(deleted=deleted, kept=tuple(kept))
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        return await HindsightErasure(self, target).ask()
 
-    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        banks, _ = await self._list_banks_with(person)
-        for bank, listed in await self._list_documents_of(person, banks):
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        return await confirm_deletions(self, deletions)
+
+    async def export(
+        self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
+    ) -> AsyncIterator[MemoryHit]:
+        banks, _ = await self.list_banks_with((person, *peers, *shared_peers))
+        for bank, listed in await self.list_documents_of(person, banks):
             document = await self.client.get_document(bank, listed.id)
             if document is not None:
+                about = document.document_metadata or {}
+                key = read_document_key(document)
                 yield MemoryHit(
-                    text=unescape_nul(document.original_text or ""), person=person, at=read_time(document.created_at)
+                    text=unescape_nul(document.original_text or ""),
+                    session=key.partition(":")[0] or str(about.get("session", "")),
+                    seq=int(read_tag(document.tags or (), SEQ_TAG) or about.get("seq") or 0),
+                    person=person,
+                    at=read_time(document.created_at),
+                    key=key,
                 )
 
-    async def _list_documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
+    async def list_documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
         """Yield (bank, document) for all documents in which a person speaks."""
         # a bank whose name only begins like ours may belong to another agent
-        whose = () if self._uses_single_bank else (f"agent:{make_safe_id(self.agent)}",)
+        agent_tags = () if self._uses_single_bank else (f"agent:{make_safe_id(self.agent)}",)
         return [
             (bank, document)
             for bank in banks
-            for document in await self.client.list_documents(bank, f"person:{make_safe_id(person)}", *whose)
+            for document in await self.client.list_documents(bank, f"person:{make_safe_id(person)}", *agent_tags)
         ]
 
-    async def _list_banks_with(self, person: str) -> tuple[list[str], bool]:
+    async def list_banks_with(self, names: Sequence[str]) -> tuple[list[str], bool]:
         """Return the banks that may hold something of a person, and whether the list is complete: banks of groups have
-        other names.
+        other names. `names` are the person's identities and peers.
         """
-        known = {self.get_bank((f"person:{person}",), name) for name in ("", *self.session_names.values())}
+        known = {self._fill_bank(who, name) for who in names for name in ("", *self.session_names.values())}
         if self._uses_single_bank:
             return sorted(known), True
         try:
@@ -233,16 +274,16 @@ class HindsightMemory:
         """
         bank = self.get_bank((), "")
         try:
-            await self.client.call("asking how it is", lambda sdk: sdk.monitoring.health_endpoint_health_get())
+            await self.client.call("checking its health", lambda sdk: sdk.monitoring.health_endpoint_health_get())
             broken = await self.client.call(
                 "listing failures", lambda sdk: sdk.operations.list_operations(bank, status="failed", type="retain")
             )
         except HindsightNotFound:
-            return ProviderHealth(well=True)
+            return ProviderHealth(healthy=True)
         except EverholdError as error:
-            return ProviderHealth(well=False, text=error.message)
+            return ProviderHealth(healthy=False, text=error.message)
         return ProviderHealth(
-            well=not broken.total,
+            healthy=not broken.total,
             text=f"{describe_count(broken.total, 'operation')} failed there" if broken.total else "",
         )
 
@@ -254,14 +295,30 @@ class HindsightMemory:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def build_present_tags(self, audience: Sequence[str]) -> tuple[str, ...]:
-        """Return the tags that every document has which the people present may see."""
-        tags = _build_audience_tags(audience)
-        return tags if self.settings.share_agents else (*tags, f"agent:{make_safe_id(self.agent)}")
+    @property
+    def _agent_tag(self) -> str:
+        return f"agent:{make_safe_id(self.agent)}"
 
-    def get_bank(self, audience: Sequence[str], name: str) -> str:
+    def build_tag_filter(self, present: PresentAudience) -> dict[str, Any]:
+        """Return the filter for documents that the people present may see: for each of them, a tag of any of their
+        identities. A weaker match would let untagged documents through.
+        """
+        tags = [[_build_audience_tag(one.member) for one in group] for group in present.groups]
+        tags += [] if self.settings.share_agents else [[self._agent_tag]]
+        if all(len(group) == 1 for group in tags):
+            return {"tags": sorted(group[0] for group in tags), "tags_match": "all_strict"}
+        # the groups are combined with AND
+        return {"tag_groups": [{"tags": group, "match": "any_strict"} for group in tags]}
+
+    def list_present_banks(self, present: PresentAudience, peers: Mapping[str, Sequence[str]], name: str) -> list[str]:
+        """Return the banks that may hold what the people present may see."""
+        return list(dict.fromkeys(self._fill_bank(who, name) for who, _ in list_present_names(present, peers)))
+
+    def get_bank(self, audience: Sequence[str], name: str, peers: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the bank of an audience."""
-        who = get_only_person(audience) or hash_audience(audience) or "nobody"
+        return self._fill_bank(name_audience(audience, peers), name)
+
+    def _fill_bank(self, who: str, name: str) -> str:
         filled = self.settings.bank.replace("{agent}", self.agent).replace("{person}", who).replace("{session}", name)
         return make_safe_id(filled)
 
@@ -278,12 +335,21 @@ class HindsightMemory:
     def _select_banks(self, batch: MemoryBatch, item: MemoryItem) -> tuple[str, ...]:
         """Return the banks of an item: one, or for a retraction the banks of everyone who heard the retracted items."""
         if not isinstance(item, MemoryRetraction):
-            return (self.get_bank(item.stamp.audience, batch.name),)
-        audiences = [batch.heard_by.get(key, ()) for key in item.keys] or [()]
-        return tuple(dict.fromkeys(self.get_bank(audience, batch.name) for audience in audiences))
+            own = self.get_bank(item.stamp.audience, batch.name, item.peers)
+            if not isinstance(item, MemoryNote) or item.action == "add":
+                return (own,)
+            known = batch.peers_of.get(item.supersedes) or batch.peers_of.get(item.fact)
+            before = own if known is None else self.get_bank(item.stamp.audience, batch.name, known)
+            return tuple(dict.fromkeys((own, before)))
+        places = [(batch.heard_by.get(key, ()), batch.peers_of.get(key, {})) for key in item.keys] or [((), {})]
+        return tuple(dict.fromkeys(self.get_bank(audience, batch.name, peers) for audience, peers in places))
 
-    def _build_document(self, name: str, item: MemoryItem) -> dict[str, Any] | None:
-        """Build the document to retain for an item; None if the item has no text."""
+    def _build_document(self, item: MemoryItem) -> dict[str, Any] | None:
+        """Build the document to retain for an item; None if the item has no text.
+
+        Hindsight writes the metadata of a document into the prompt for its language model, so what we need to find the
+        entry again is in tags.
+        """
         assert not isinstance(item, MemoryRetraction)
         text = format_exchange(item) if isinstance(item, Exchange) else escape_nul(item.text.strip())
         if not text:
@@ -299,22 +365,18 @@ class HindsightMemory:
             *(f"person:{make_safe_id(person)}" for person in sorted(people) if person),
             *(make_safe_id(tag) for tag in item.tags),
         ]
-        metadata = {"everhold": item.key, "session": item.session, "name": name, "person": item.stamp.person}
+        seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq
+        tags += [f"{KEY_TAG}{item.key}", f"{SEQ_TAG}{seq}"]
+        tags += [f"{SPEAKER_TAG}{item.stamp.person}"] if item.stamp.person else []
         if isinstance(item, Exchange):
-            first = (*item.heard, *item.said)[0]
-            metadata |= {"turn": str(item.op), "seq": str(first.seq)}
-            if item.parent:
-                tags.append(f"parent:{make_safe_id(item.parent)}")
-                metadata["parent"] = item.parent
+            tags += [f"parent:{make_safe_id(item.parent)}"] if item.parent else []
         else:
-            metadata["seq"] = str(item.seq)
             tags += [f"fact:{make_safe_id(item.fact)}"] if item.fact else []
         return {
             "content": text,
             "document_id": make_document_id(item.key),
             "timestamp": datetime.fromtimestamp(item.at, UTC).isoformat() if item.at else None,
             "context": self.settings.context if isinstance(item, Exchange) else "noted",
-            "metadata": {key: value for key, value in metadata.items() if value},
             "tags": list(dict.fromkeys(tags)),
             # what Hindsight consolidates over several documents stays within their audience
             "observation_scopes": [list(company)],
@@ -323,12 +385,11 @@ class HindsightMemory:
 
 def _build_audience_tags(audience: Sequence[str]) -> tuple[str, ...]:
     """Return one tag for each member of the audience; a query asks for the tags of everyone present."""
-    return tuple(f"audience:{make_safe_id(one)}" for one in sorted(audience))
+    return tuple(_build_audience_tag(one) for one in sorted(audience))
 
 
-def make_document_id(key: str) -> str:
-    """Return the id of the document for an exchange or note."""
-    return f"everhold-{make_safe_id(key)}"
+def _build_audience_tag(member: str) -> str:
+    return f"audience:{make_safe_id(member)}"
 
 
 def make_operation_id(bank: str, documents: Sequence[Mapping[str, Any]]) -> str:
@@ -357,13 +418,15 @@ def _list_retracted_keys(item: MemoryItem) -> tuple[str, ...]:
 
 
 def _to_memory_hit(result: Any, person: str) -> MemoryHit:
-    about = result.metadata or {}
+    # Earlier versions stored these values as metadata.
+    about, tags = result.metadata or {}, result.tags or ()
+    key = read_tag(tags, KEY_TAG) or about.get("everhold", "")
     return MemoryHit(
         text=unescape_nul(result.text),
         score=float(result.scores.final) if result.scores else 0.0,
-        session=about.get("session", ""),
-        seq=int(about.get("seq") or 0),
-        person=about.get("person", "") or person,
+        session=key.partition(":")[0] or about.get("session", ""),
+        seq=int(read_tag(tags, SEQ_TAG) or about.get("seq") or 0),
+        person=read_tag(tags, SPEAKER_TAG) or about.get("person", "") or person,
         at=read_time(result.mentioned_at or result.occurred_start),
-        key=about.get("everhold", ""),
+        key=key,
     )

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
+from everhold.core.peers import make_safe_id
+from everhold.core.roles import ToolAccess
 from everhold.memories.hindsight.client import HindsightNotFound
-from everhold.memories.scope import make_safe_id
+from everhold.memories.scope import get_present
 from everhold.ports.memory import MemoryQuery
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
@@ -61,6 +63,7 @@ class HindsightTool:
     """One Hindsight tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
+    acts = False
 
     def __init__(
         self,
@@ -80,7 +83,9 @@ class HindsightTool:
             "additionalProperties": False,
         }
         self.spec = ToolSpec(name=name, description=description, parameters=parameters)
+        self.access = ToolAccess.NOTE if act is _run_retain else ToolAccess.READ
         self.deadline = deadline
+        self.shows_hits = act is not _run_reflect
         self._memory = memory
         self._act = act
         self._required = required
@@ -118,25 +123,26 @@ async def _run_recall(memory: HindsightMemory, arguments: dict[str, Any], contex
             audience=context.stamp.audience,
             person=context.stamp.person,
             limit=MAX_RESULTS,
+            present=context.present,
+            peers=context.peers,
         )
     )
-    return ToolResult(text="\n\n".join(it.text for it in found) or "Nothing was found.")
+    return ToolResult(text="Nothing was found.", hits=tuple(found))
 
 
 async def _run_reflect(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
-    audience = context.stamp.audience
-    bank = memory.get_bank(audience, memory.session_names.get(context.session, context.session))
-    try:
-        answer = await memory.client.call(
-            "reflecting",
-            lambda sdk: sdk.areflect(
-                bank,
-                arguments["query"],
-                budget="low",
-                tags=list(memory.build_present_tags(audience)),
-                tags_match="all_strict",
-            ),
-        )
-    except HindsightNotFound:
-        return ToolResult(text="Nothing is known here yet.")
-    return ToolResult(text=answer.text)
+    present = get_present(context)
+    name = memory.session_names.get(context.session, context.session)
+    texts = []
+    for bank in memory.list_present_banks(present, context.peers, name):
+        try:
+            answer = await memory.client.call(
+                "reflecting",
+                lambda sdk, bank=bank: sdk.areflect(
+                    bank, arguments["query"], budget="low", **memory.build_tag_filter(present)
+                ),
+            )
+        except HindsightNotFound:
+            continue
+        texts.append(answer.text)
+    return ToolResult(text="\n\n".join(texts) or "Nothing is known here yet.")

@@ -53,14 +53,22 @@ class HonchoClient:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    async def ensure_session(self, name: str, peers: Sequence[str]) -> None:
-        """Make sure that a session and its peers exist. Safe to repeat, because it is get-or-create at Honcho."""
-        wanted = [peer for peer in dict.fromkeys(peers) if (name, peer) not in self._ensured_sessions]
+    async def ensure_session(self, name: str, peers: Sequence[str], *, observer: str) -> None:
+        """Make sure that a session and its peers exist, and that the peer `observer` observes the others: Honcho
+        derives conclusions only for peers that do. Safe to repeat, because it is get-or-create at Honcho.
+        """
+        wanted = [peer for peer in dict.fromkeys((observer, *peers)) if (name, peer) not in self._ensured_sessions]
         if not wanted:
             return
         sdk = await self.load_sdk()
+        from honcho.api_types import SessionPeerConfig
+
+        observes = SessionPeerConfig(observe_others=True)
         with self._translate_errors(f"opening session {name}", writes=False):
-            await sdk.aio.session(name, peers=list(wanted))
+            await sdk.aio.session(name, peers=[(peer, observes) if peer == observer else peer for peer in wanted])
+            if observer in wanted:
+                # Honcho keeps the configuration of a peer that is in the session already.
+                await self.get_session(sdk, name).aio.set_peer_configuration(observer, observes)
         self._ensured_sessions |= {(name, peer) for peer in wanted}
 
     def forget_session(self, name: str) -> None:

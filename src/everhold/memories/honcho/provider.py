@@ -16,28 +16,37 @@ from everhold.core.message_split import split_text
 from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.errors import convert_partial_failure
-from everhold.memories.formatting import escape_nul, find_outdated_text, unescape_nul
 from everhold.memories.honcho.client import PAGE_SIZE, HonchoClient
+from everhold.memories.honcho.erasure import HonchoErasure, confirm_deletions
 from everhold.memories.honcho.peers import HonchoPeers
 from everhold.memories.honcho.tools import build_tools
-from everhold.memories.remote import REMOTE_CAPABILITIES, read_time
-from everhold.memories.scope import build_audience_marks, can_hear, get_only_person
-from everhold.memories.signature import compute_signature
+from everhold.memories.remote import (
+    REMOTE_CAPABILITIES,
+    compute_signature,
+    escape_nul,
+    find_outdated_text,
+    read_time,
+    unescape_nul,
+)
+from everhold.memories.scope import build_audience_marks, can_hear, get_only_person, get_present
 from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     Exchange,
-    ForgetResult,
     MemoryBatch,
+    MemoryCapability,
     MemoryHit,
     MemoryItem,
     MemoryNote,
     MemoryQuery,
     MemoryRetraction,
     MemoryUtterance,
+    ProviderDeletion,
     ProviderHealth,
 )
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.tool import Tool
+from everhold.ports.tool import Tool, ToolContext
 
 if TYPE_CHECKING:
     from everhold.memories.honcho.settings import HonchoSettings
@@ -46,14 +55,15 @@ MAX_MESSAGE_CHARS: Final = 24_000
 MAX_CONCLUSION_CHARS: Final = 8_000
 """In characters. The service allows more, but its embeddings do not."""
 MAX_NAMES: Final = 1_000
-_SHARED_PEER_REASON: Final = "which also stands for other people"
+PERSONA_LINE: Final = "Persona: "
+"""Begins the line of the agent's card that everhold writes."""
 
 
 class HonchoMemory:
     """One instance for one agent."""
 
     delivery = DeliveryGuarantee.PROBE
-    capabilities: ClassVar = REMOTE_CAPABILITIES
+    capabilities: ClassVar = REMOTE_CAPABILITIES | {MemoryCapability.PERSONA, MemoryCapability.REMOVE_SESSION}
 
     def __init__(self, settings: HonchoSettings, *, agent: str, log: EventLogger) -> None:
         self.settings = settings
@@ -63,6 +73,10 @@ class HonchoMemory:
         self.visible_after = settings.visible_seconds
         self.client = HonchoClient(settings)
         self.peers = HonchoPeers(settings, agent)
+        self.peer_rule = self.peers.rule
+        self._persona: str | None = None
+        """The persona that the service was not told yet."""
+        self._has_persona = False
         self.session_names: dict[str, str] = {}
         """Session -> its name at Honcho, as far as known. Tools need it, because their context does not contain the
         name.
@@ -92,7 +106,37 @@ class HonchoMemory:
                             await self._apply_change(batch, item, remotes)
             except EverholdError as error:
                 raise convert_partial_failure(bool(remotes), error) from error
+        await self._offer_persona()
         return remotes
+
+    def set_persona(self, persona: str) -> None:
+        persona = persona.strip()[:MAX_CONCLUSION_CHARS]
+        if persona or self._has_persona:
+            self._persona, self._has_persona = persona, bool(persona)
+
+    async def _offer_persona(self) -> None:
+        """Write the persona to the card of the agent's own peer, beside what Honcho found out. A failure delays
+        nothing, and the next write tries again.
+        """
+        if self._persona is None:
+            return
+        wanted = [PERSONA_LINE + escape_nul(self._persona)] if self._persona else []
+        try:
+            card = await self.client.call(
+                "reading the agent's card",
+                lambda sdk: self.client.get_peer(sdk, self.peers.agent_peer).aio.get_card(),
+                missing=None,
+            )
+            new = [*wanted, *(line for line in card or () if not line.startswith(PERSONA_LINE))]
+            if new != list(card or ()):
+                await self.client.call(
+                    "writing the agent's card",
+                    lambda sdk: self.client.get_peer(sdk, self.peers.agent_peer).aio.set_card(new),
+                )
+        except EverholdError as error:
+            self.log.warning("memory.hook_failed", hook="persona", error=error)
+        else:
+            self._persona = None
 
     async def _add_exchanges(self, name: str, exchanges: Sequence[Exchange], remotes: dict[str, str]) -> None:
         for chunk in _group_requests([(it.key, self._build_messages(it)) for it in exchanges]):
@@ -100,9 +144,7 @@ class HonchoMemory:
             if len(messages) > PAGE_SIZE:
                 await self._add_long_exchange(name, messages)
             elif messages:
-                await self.client.ensure_session(
-                    name, [self.peers.agent_peer, *(message["peer_id"] for message in messages)]
-                )
+                await self.ensure_session(name, [message["peer_id"] for message in messages])
                 kept = await self.client.add_messages(name, messages)
                 await self._confirm_messages(name, messages)
                 first = {message.metadata["everhold"]: message.id for message in reversed(kept)}
@@ -111,7 +153,7 @@ class HonchoMemory:
 
     async def _add_long_exchange(self, name: str, messages: Sequence[dict[str, Any]]) -> None:
         """Store an exchange that needs several requests, without the messages that an earlier attempt stored."""
-        await self.client.ensure_session(name, [self.peers.agent_peer, *(message["peer_id"] for message in messages)])
+        await self.ensure_session(name, [message["peer_id"] for message in messages])
         there = {
             _get_part(message.metadata)
             for message in await self._list_keyed_messages(name, [messages[0]["metadata"]["everhold"]])
@@ -124,6 +166,9 @@ class HonchoMemory:
             except EverholdError as error:
                 raise convert_partial_failure(said, error) from error
             said = True
+
+    async def ensure_session(self, name: str, peers: Sequence[str]) -> None:
+        await self.client.ensure_session(name, peers, observer=self.peers.agent_peer)
 
     async def _confirm_messages(self, name: str, messages: Sequence[dict[str, Any]]) -> None:
         """Read back the messages that Honcho reported as stored."""
@@ -139,12 +184,12 @@ class HonchoMemory:
 
     async def _add_conclusions(self, name: str, notes: Sequence[MemoryNote], remotes: dict[str, str]) -> None:
         for listeners, group in itertools.groupby(
-            notes, lambda note: self.peers.list_subject_peers(note.stamp.audience)
+            notes, lambda note: self.peers.list_audience_peers(note.stamp.audience, note.peers)
         ):
             parts = [(note, _split_text(note.text)) for note in group]
             contents = [piece for _, pieces in parts for piece in pieces]
             if contents:
-                await self.client.ensure_session(name, [self.peers.agent_peer, *listeners])
+                await self.ensure_session(name, listeners)
             ids: dict[str, str] = {}
             for about, start in itertools.product(listeners, range(0, len(contents), PAGE_SIZE)):
                 some = contents[start : start + PAGE_SIZE]
@@ -174,11 +219,11 @@ class HonchoMemory:
         assert isinstance(item, MemoryNote)
         remote = ""
         if item.action != "remove":
-            for about in self.peers.list_subject_peers(item.stamp.audience):
+            for about in self.peers.list_audience_peers(item.stamp.audience, item.peers):
                 known = await self._find_known_texts(_split_text(item.text), [about])
                 missing = [piece for piece in _split_text(item.text) if piece not in known]
                 if missing:
-                    await self.client.ensure_session(batch.name, [self.peers.agent_peer, about])
+                    await self.ensure_session(batch.name, [about])
                     kept = await self.client.add_conclusions(
                         missing, observer=self.peers.agent_peer, about=about, name=batch.name
                     )
@@ -210,7 +255,9 @@ class HonchoMemory:
 
     async def _is_noted(self, batch: MemoryBatch, note: MemoryNote) -> bool:
         pieces = [] if note.action == "remove" else _split_text(note.text)
-        if not set(pieces) <= await self._find_known_texts(pieces, self.peers.list_subject_peers(note.stamp.audience)):
+        listeners = self.peers.list_audience_peers(note.stamp.audience, note.peers)
+        only_in = batch.name if batch.is_moved else ""
+        if not set(pieces) <= await self._find_known_texts(pieces, listeners, only_in=only_in):
             return False
         return not await self._list_outdated_conclusions(batch, note)
 
@@ -221,11 +268,15 @@ class HonchoMemory:
         found = await self.client.list_messages(name, {"metadata": {"everhold": {"in": list(keys)}}})
         return [message for message in found if message.metadata.get("everhold") in keys]
 
-    async def _find_known_texts(self, contents: Sequence[str], listeners: Sequence[str]) -> set[str]:
-        """Return the texts for which every listener has a conclusion."""
+    async def _find_known_texts(
+        self, contents: Sequence[str], listeners: Sequence[str], *, only_in: str = ""
+    ) -> set[str]:
+        """Return the texts for which every listener has a conclusion, in any session or in one."""
         known = set(contents)
         for about in listeners if known else ():
             filters = {"observer_id": self.peers.agent_peer, "observed_id": about, "content": {"in": list(contents)}}
+            if only_in:
+                filters["session_id"] = only_in
             known &= {one.content for one in await self.client.list_conclusions(filters)}
         return known
 
@@ -234,19 +285,22 @@ class HonchoMemory:
         old = find_outdated_text(batch, note)
         pieces = [piece for piece in _split_text(old) if note.action == "remove" or piece not in _split_text(note.text)]
         heard_by = batch.heard_by.get(note.supersedes) or batch.heard_by.get(note.fact) or note.stamp.audience
-        return await self._find_conclusions(pieces, heard_by)
+        known = batch.peers_of.get(note.supersedes) or batch.peers_of.get(note.fact) or {}
+        return await self._find_conclusions(pieces, heard_by, {**note.peers, **known})
 
     async def _list_withdrawn_conclusions(self, retraction: MemoryRetraction) -> list[Any]:
         """Return the conclusions of retracted notes that still exist."""
         found: list[Any] = []
         for key in retraction.keys:
             if (note := self.recent_notes.get(key)) is not None:
-                found += await self._find_conclusions(_split_text(note.text), note.stamp.audience)
+                found += await self._find_conclusions(_split_text(note.text), note.stamp.audience, note.peers)
         return found
 
-    async def _find_conclusions(self, contents: Sequence[str], audience: Sequence[str]) -> list[Any]:
+    async def _find_conclusions(
+        self, contents: Sequence[str], audience: Sequence[str], peers: Mapping[str, str]
+    ) -> list[Any]:
         """Return the conclusions with this text about these peers, because others may have one with the same text."""
-        listeners = self.peers.list_subject_peers(audience)
+        listeners = self.peers.list_audience_peers(audience, peers)
         if not contents or not listeners:
             return []
         mine = {
@@ -256,6 +310,29 @@ class HonchoMemory:
         }
         found = await self.client.list_conclusions(mine)
         return [one for one in found if one.content in contents and one.observed_id in listeners]
+
+    # -- removing ----------------------------------------------------------------------------------------------------
+
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        """Hide messages, because Honcho deletes them only with their session, and delete conclusions."""
+        for message in await self._list_keyed_messages(batch.name, [it.key for it in batch.items]):
+            if not message.metadata.get("everhold_retracted"):
+                await self.client.update_message(
+                    batch.name, message.id, {**message.metadata, "everhold_retracted": True}
+                )
+        for note in batch.items:
+            if isinstance(note, MemoryNote):
+                for one in await self._find_conclusions(_split_text(note.text), note.stamp.audience, note.peers):
+                    if one.session_id == batch.name:
+                        await self.client.delete_conclusion(one.id, observer=one.observer_id, about=one.observed_id)
+        return ()
+
+    async def remove_session(self, name: str) -> str:
+        messages = await self.client.list_messages(name)
+        if any(not message.metadata.get("everhold_retracted") for message in messages):
+            return f"session {name} has messages that were not moved"
+        await self.client.delete_session(name)
+        return ""
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -280,10 +357,10 @@ class HonchoMemory:
         return found[: query.limit]
 
     async def _find_in_conclusions(self, query: MemoryQuery) -> list[MemoryHit]:
-        """Return what everyone present has heard: conclusions that exist for each of them."""
+        """Return what everyone present has heard: conclusions that exist for each of them, under any of their peers."""
         answers = [
-            await self.search_conclusions(_get_query_text(query), about, query.limit)
-            for about in self.peers.list_subject_peers(query.audience)
+            await self._search_person_conclusions(query, peers)
+            for peers in self.peers.list_present_peers(get_present(query), query.peers)
         ]
         common = set.intersection(*({one.content for one in answer} for answer in answers))
         return [
@@ -293,6 +370,19 @@ class HonchoMemory:
             for one in answers[0]
             if one.content in common
         ]
+
+    async def _search_person_conclusions(self, query: MemoryQuery, peers: Sequence[tuple[str, float]]) -> list[Any]:
+        """Return the conclusions about one person that match a question. The best of each peer come first."""
+        found = [
+            [
+                one
+                for one in await self.search_conclusions(_get_query_text(query), about, query.limit)
+                if read_time(one.created_at) >= since
+            ]
+            for about, since in peers
+        ]
+        ranked = (one for rank in itertools.zip_longest(*found) for one in rank if one is not None)
+        return list({one.content: one for one in ranked}.values())
 
     async def search_conclusions(self, text: str, about: str, limit: int) -> list[Any]:
         """Return the conclusions about a peer that match a question."""
@@ -309,13 +399,28 @@ class HonchoMemory:
 
     async def _find_in_messages(self, query: MemoryQuery) -> list[MemoryHit]:
         """Search messages in the whole workspace that have the same audience."""
-        filters: dict[str, object] = {"metadata": build_audience_marks(self.peers.list_audience_peers(query.audience))}
+        filters = self._build_audience_filter(query)
         found = await self.client.call(
             "searching messages",
             lambda sdk: sdk.aio.search(_get_query_text(query), filters=filters, limit=_clamp_limit(query.limit)),
             missing=[],
         )
-        return [self._to_memory_hit(message) for message in found if self.can_hear(message.metadata, query.audience)]
+        return [self._to_memory_hit(message) for message in found if self.can_hear(message, query)]
+
+    def _build_audience_filter(self, query: MemoryQuery) -> dict[str, object]:
+        """Return the filter for messages that have, for each of the people present, a mark of any of their identities,
+        or of their peers, as early versions made them.
+        """
+        choices: list[list[str]] = []
+        for group in get_present(query).groups:
+            members = [one.member for one in group]
+            names = dict.fromkeys(
+                (*members, *(peer for it in members for peer in query.peers.get(it.removeprefix("person:"), ())))
+            )
+            choices.append([mark for name in names for mark in build_audience_marks((name,))])
+        if all(len(marks) == 1 for marks in choices):
+            return {"metadata": {marks[0]: "yes" for marks in choices}}
+        return {"AND": [{"OR": [{"metadata": {mark: "yes"}} for mark in marks]} for marks in choices]}
 
     async def _find_in_session(self, query: MemoryQuery) -> list[MemoryHit]:
         """Search this session for messages without an audience, which other systems wrote earlier."""
@@ -328,10 +433,11 @@ class HonchoMemory:
         )
         return [self._to_memory_hit(message) for message in found if not message.metadata.get("everhold")]
 
-    def can_hear(self, about: Mapping[str, Any], audience: Sequence[str]) -> bool:
-        """Whether the people present may see a message with this metadata."""
+    def can_hear(self, message: Any, asked: MemoryQuery | ToolContext) -> bool:
+        """Whether the people present may see a message."""
+        about = message.metadata
         return (
-            can_hear(self.peers.list_audience_peers(audience), about)
+            can_hear(get_present(asked), about, read_time(message.created_at), peers=asked.peers)
             and (self.settings.share_agents or about.get("everhold_agent") == self.agent)
             and not about.get("everhold_retracted")
         )
@@ -352,87 +458,27 @@ class HonchoMemory:
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
-    async def forget(self, person: str) -> ForgetResult:
-        """Delete a person's conclusions and card. Honcho can delete messages only together with their session."""
-        spoken = await self._list_messages_by(person)
-        drawn, unclear = await self._list_conclusions_of(person, spoken)
-        for one in drawn:
-            await self.client.delete_conclusion(one.id, observer=one.observer_id, about=one.observed_id)
-        kept = await self._clear_card(person)
-        if unclear:
-            kept.append(
-                f"{unclear} conclusions about {self.peers.get_person_peer(person)}, {_SHARED_PEER_REASON}:"
-                " it is unknown whose they are"
-            )
-        deleted = len(drawn)
-        gone: set[str] = set()
-        for name, own, others in spoken:
-            if own and others:
-                kept.append(
-                    f"{len(own)} messages in session {name}: other people speak there,"
-                    " and Honcho cannot delete single messages"
-                )
-            elif own:
-                await self.client.delete_session(name)
-                gone.add(name)
-                deleted += len(own)
-        every = await self.client.list_conclusions({"observer_id": self.peers.agent_peer})
-        if group_conclusions := sum(
-            self.peers.is_group_peer(one.observed_id) and one.session_id not in gone for one in every
-        ):
-            kept.append(f"{group_conclusions} conclusions from notes in groups: it is unknown whose notes they were")
-        return ForgetResult(deleted=deleted, kept=tuple(kept))
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        return await HonchoErasure(self, target).ask()
 
-    async def _clear_card(self, person: str) -> list[str]:
-        """Clear a person's card; return why it is kept if it stands for several people."""
-        about, shared = self.peers.get_person_peer(person), self.peers.is_shared(person)
-        card = await self.client.call(
-            "clearing the card",
-            lambda sdk: (
-                self.client.get_peer(sdk, self.peers.agent_peer).aio.get_card(about)
-                if shared
-                else self.client.get_peer(sdk, self.peers.agent_peer).aio.set_card([], target=about)
-            ),
-        )
-        return [f"the card of {about}, {_SHARED_PEER_REASON}"] if shared and card else []
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        return await confirm_deletions(self, deletions)
 
-    async def _list_messages_by(self, person: str) -> list[tuple[str, list[Any], int]]:
-        """Yield (session, messages by the person, number of messages by other people) for every session."""
-        peer, shared = self.peers.get_person_peer(person), self.peers.is_shared(person)
-        found = []
-        for name in await self.client.call("listing sessions", _list_session_names, missing=[]):
-            said = await self.client.list_messages(name)
-            own = [
-                message
-                for message in said
-                if message.peer_id == peer and (not shared or message.metadata.get("everhold_person") == person)
-            ]
-            ours = sum(message.peer_id == self.peers.agent_peer != peer for message in said)
-            found.append((name, own, len(said) - len(own) - ours))
-        return found
+    async def list_session_names(self) -> list[str]:
+        names: list[str] = await self.client.call("listing sessions", _list_session_names, missing=[])
+        return names
 
-    async def _list_conclusions_of(
-        self, person: str, spoken: Sequence[tuple[str, list[Any], int]]
-    ) -> tuple[list[Any], int]:
-        """Return the conclusions about a person, and the number of conclusions that cannot be assigned. Under a peer
-        that stands for several people, only the session shows whom a conclusion is about, and only if one person spoke
-        there.
-        """
-        drawn = await self.client.list_conclusions({"observed_id": self.peers.get_person_peer(person)})
-        if not self.peers.is_shared(person):
-            return drawn, 0
-        alone_in = {name for name, own, others in spoken if own and not others}
-        without = {name for name, own, others in spoken if others and not own}
-        theirs = [one for one in drawn if one.session_id in alone_in]
-        return theirs, sum(one.session_id not in alone_in | without for one in drawn)
-
-    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        spoken = await self._list_messages_by(person)
-        drawn, _ = await self._list_conclusions_of(person, spoken)
+    async def export(
+        self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
+    ) -> AsyncIterator[MemoryHit]:
+        target = ErasureTarget(identities=(person,), peers=tuple(peers), shared_peers=tuple(shared_peers))
+        everything = HonchoErasure(self, target)
+        spoken = await everything.list_sessions()
+        drawn, _ = await everything.list_conclusions(spoken)
         for one in drawn:
             yield MemoryHit(text=unescape_nul(one.content), person=person, at=read_time(one.created_at))
-        for _, own, _ in spoken:
-            for message in own:
+        for session in spoken:
+            for message in session.own:
                 yield self._to_memory_hit(message)
 
     async def health(self) -> ProviderHealth:
@@ -440,12 +486,12 @@ class HonchoMemory:
         nothing.
         """
         try:
-            status = await self.client.call("asking how it is", lambda sdk: sdk.aio.queue_status())
+            status = await self.client.call("checking its health", lambda sdk: sdk.aio.queue_status())
         except Transient as error:
-            return ProviderHealth(well=False, text=error.message)
+            return ProviderHealth(healthy=False, text=error.message)
         waiting = status.pending_work_units if status else 0
         return ProviderHealth(
-            well=True, text=f"{describe_count(waiting, 'message')} not reasoned about yet" if waiting else ""
+            healthy=True, text=f"{describe_count(waiting, 'message')} not reasoned about yet" if waiting else ""
         )
 
     async def close(self) -> None:
@@ -465,11 +511,11 @@ class HonchoMemory:
             for piece in split_text(escape_nul(utterance.text), MAX_MESSAGE_CHARS)
             if piece.strip()
         ]
-        heard_by = build_audience_marks(self.peers.list_audience_peers(exchange.stamp.audience))
+        heard_by = build_audience_marks(exchange.stamp.audience)
         return [
             {
                 "content": piece,
-                "peer_id": self.peers.get_speaker_peer(utterance.author, utterance.stamp),
+                "peer_id": self.peers.get_speaker_peer(utterance),
                 "created_at": datetime.fromtimestamp(utterance.at, UTC) if utterance.at else None,
                 "metadata": {
                     "everhold": exchange.key,

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
+from everhold.core.roles import TOOL_ROLES, PersonRole, ToolAccess
+from everhold.memories.remote import read_time, unescape_nul
 from everhold.memories.scope import get_only_person
-from everhold.ports.memory import MemoryQuery
+from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
@@ -46,7 +48,9 @@ def _build_tool(
     *,
     required: Sequence[str] = (),
     effect: ToolEffect = ToolEffect.PURE,
+    access: ToolAccess = ToolAccess.READ,
     deadline: float = 15.0,
+    shows_hits: bool = False,
 ) -> Tool:
     parameters = {
         "type": "object",
@@ -55,7 +59,7 @@ def _build_tool(
         "additionalProperties": False,
     }
     spec = ToolSpec(name=name, description=description, parameters=parameters)
-    return HonchoTool(memory, spec, act, effect=effect, deadline=deadline)
+    return HonchoTool(memory, spec, act, effect=effect, access=access, deadline=deadline, shows_hits=shows_hits)
 
 
 def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
@@ -78,6 +82,7 @@ def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
             {"query": query, "limit": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS}},
             _run_search,
             required=("query",),
+            shows_hits=True,
         ),
         tool(
             "honcho_reasoning",
@@ -105,6 +110,8 @@ def build_tools(memory: HonchoMemory) -> Sequence[Tool]:
             },
             _run_conclude,
             effect=ToolEffect.KEYED,
+            shows_hits=True,
+            access=ToolAccess.NOTE,
         ),
     )
 
@@ -119,10 +126,16 @@ class HonchoTool:
         act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[ToolResult]],
         *,
         effect: ToolEffect,
+        access: ToolAccess,
         deadline: float,
+        shows_hits: bool,
     ) -> None:
         self.spec = spec
+        self.shows_hits = shows_hits
         self.effect = effect
+        self.acts = effect is not ToolEffect.PURE
+        """The tools that are not pure change a card, or delete a conclusion."""
+        self.access = access
         self.deadline = deadline
         self._memory = memory
         self._act = act
@@ -144,6 +157,8 @@ async def _run_profile(memory: HonchoMemory, arguments: dict[str, Any], context:
     if card is not None:
         if not isinstance(card, list) or not all(isinstance(line, str) for line in card):
             return ToolResult(text="`card` is a list of lines.", error=True)
+        if (refused := _refuse_change("Replacing the card", context)) is not None:
+            return refused
         await memory.client.call(
             "writing the card",
             lambda sdk: memory.client.get_peer(sdk, memory.peers.agent_peer).aio.set_card(card, about),
@@ -169,9 +184,11 @@ async def _run_search(memory: HonchoMemory, arguments: dict[str, Any], context: 
             audience=context.stamp.audience,
             person=context.stamp.person,
             limit=min(limit, MAX_RESULTS) if isinstance(limit, int) and limit > 0 else 10,
+            present=context.present,
+            peers=context.peers,
         )
     )
-    return ToolResult(text="\n\n".join(f"[{it.person}] {it.text}" for it in found) or "Nothing was found.")
+    return ToolResult(text="Nothing was found.", hits=tuple(found))
 
 
 async def _run_reasoning(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -212,7 +229,7 @@ async def _run_context(memory: HonchoMemory, arguments: dict[str, Any], context:
             parts += [
                 f"[{message.peer_id}] {message.content}"
                 for message in found.messages
-                if not message.metadata.get("everhold") or memory.can_hear(message.metadata, context.stamp.audience)
+                if not message.metadata.get("everhold") or memory.can_hear(message, context)
             ]
             parts += [found.peer_representation or "", *(found.peer_card or ())]
     else:
@@ -236,6 +253,8 @@ async def _run_conclude(memory: HonchoMemory, arguments: dict[str, Any], context
         return ToolResult(text="Stored; it will be delivered to Honcho.", notes=(Noted(text=conclusion.strip()),))
     mine = {"observer_id": memory.peers.agent_peer, "observed_id": about}
     if gone:
+        if (refused := _refuse_change("Deleting a conclusion", context)) is not None:
+            return refused
         # an id alone could reach conclusions that the people present may not see
         if not await memory.client.list_conclusions({**mine, "id": {"in": [str(gone)]}}):
             return ToolResult(text=f"There is no conclusion {gone} here.", error=True)
@@ -246,10 +265,29 @@ async def _run_conclude(memory: HonchoMemory, arguments: dict[str, Any], context
         view = await memory.search_conclusions(text, about, MAX_RESULTS)
     else:
         view = (await memory.client.list_conclusions(mine))[:MAX_RESULTS]
-    return ToolResult(text="\n".join(f"{one.id}: {one.content}" for one in view) or "Nothing was concluded yet.")
+    hits = tuple(
+        MemoryHit(text=unescape_nul(one.content), at=read_time(one.created_at), remote_id=one.id) for one in view
+    )
+    return ToolResult(text="Nothing was concluded yet.", hits=hits)
+
+
+def _refuse_change(what: str, context: ToolContext) -> ToolResult | None:
+    """Return the refusal if this turn may not change what Honcho keeps here; None if it may. In a group the record
+    belongs to everybody there.
+    """
+    cell = TOOL_ROLES[ToolAccess.CHANGE][context.place]
+    if cell.allows_others(context.role):
+        return None
+    needed = cell.others or PersonRole.MEMBER
+    return ToolResult(
+        text=f"{what} needs the role {needed.label} here, and the least trusted person whose words this turn takes is "
+        f"{context.role.label}.",
+        error=True,
+    )
 
 
 def _get_subject_peer(memory: HonchoMemory, context: ToolContext) -> str:
     """Return the peer of the people present: a group's peer if there is more than one."""
     listeners = sorted(context.stamp.audience, key=lambda one: one.startswith("person:"))
-    return memory.peers.list_subject_peers(listeners[:1])[0]
+    latest = {identity: peers[0] for identity, peers in context.peers.items() if peers}
+    return memory.peers.list_audience_peers(listeners[:1], latest)[0]

@@ -38,8 +38,17 @@ class Mem0Backend(Protocol):
     async def list_memories(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         """Return the memories of a user whose metadata has one of the given values under each given name."""
 
+    async def get(self, memory: str) -> dict[str, Any] | None:
+        """Return a memory, or None if there is none."""
+
     async def delete(self, memory: str) -> bool:
         """Delete a memory and return whether it existed. Safe to repeat."""
+
+    async def purge_history(self, memories: Sequence[str], texts: Sequence[str]) -> int:
+        """Delete what the backend keeps of deleted memories and of messages with these texts. Return how much."""
+
+    async def count_history(self, memories: Sequence[str]) -> int:
+        """Return how much the backend still keeps of deleted memories."""
 
     async def close(self) -> None: ...
 
@@ -120,12 +129,25 @@ class Mem0PlatformBackend:
                 return found
             page += 1
 
+    async def get(self, memory: str) -> dict[str, Any] | None:
+        try:
+            found = await self._call("reading a memory", lambda client: client.get(memory))
+        except Mem0NotFound:
+            return None
+        return found if isinstance(found, dict) and found.get("id") else None
+
     async def delete(self, memory: str) -> bool:
         try:
             await self._call("deleting a memory", lambda client: client.delete(memory))
         except Mem0NotFound:
             return False
         return True
+
+    async def purge_history(self, memories: Sequence[str], texts: Sequence[str]) -> int:
+        return 0  # its history cannot be read or deleted through its API
+
+    async def count_history(self, memories: Sequence[str]) -> int:
+        return 0
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -220,6 +242,35 @@ class Mem0LocalBackend:
             )
             found |= {one["id"]: one for one in _get_results(answer)}
         return list(found.values())
+
+    async def get(self, memory: str) -> dict[str, Any] | None:
+        found = await self._call(lambda library: library.get(memory))
+        return found if isinstance(found, dict) else None
+
+    async def purge_history(self, memories: Sequence[str], texts: Sequence[str]) -> int:
+        """Delete the rows of the library's own file, which has no method for it, and rewrite the file."""
+
+        def purge(library: Any) -> int:
+            sql = library.db.connection
+            sql.execute("pragma secure_delete=on")
+            gone = 0
+            for memory in memories:
+                gone += int(sql.execute("delete from history where memory_id = ?", (memory,)).rowcount)
+            for text in texts:
+                gone += int(sql.execute("delete from messages where content = ?", (text,)).rowcount)
+            sql.commit()
+            sql.execute("vacuum")
+            return gone
+
+        return await self._call(purge)
+
+    async def count_history(self, memories: Sequence[str]) -> int:
+        def count(library: Any) -> int:
+            sql = library.db.connection
+            asked = "select count(*) from history where memory_id = ?"
+            return sum(int(sql.execute(asked, (memory,)).fetchone()[0]) for memory in memories)
+
+        return await self._call(count)
 
     async def delete(self, memory: str) -> bool:
         def gone(library: Any) -> bool:

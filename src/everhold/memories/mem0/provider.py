@@ -8,33 +8,53 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from everhold.core.peers import MAX_PEERS, PeerRule
+from everhold.core.people import build_present
 from everhold.errors import InDoubt
 from everhold.memories.mem0.backends import Mem0Backend, Mem0LocalBackend, Mem0PlatformBackend
 from everhold.memories.mem0.tools import build_tools
 from everhold.memories.remote import (
     REMOTE_CAPABILITIES,
+    build_states,
     check_health,
+    compute_signature,
+    make_deletion_id,
     make_metadata,
     make_text,
     read_hit,
     read_time,
+    split_deletion_id,
     store_each,
 )
-from everhold.memories.scope import build_audience_marks, can_hear, expand_template, get_only_person, is_only_for
+from everhold.memories.scope import (
+    build_audience_marks,
+    can_hear,
+    expand_template,
+    get_only_person,
+    get_present,
+    is_only_for,
+    list_audiences,
+    list_peer_choices,
+    list_present_names,
+    name_audience,
+)
 from everhold.memories.settings import fill_agent_name
-from everhold.memories.signature import compute_signature
 from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
+    SEARCH_PROBE_TEXT,
+    ErasureState,
+    ErasureTarget,
     Exchange,
-    ForgetResult,
     MemoryBatch,
     MemoryHit,
     MemoryItem,
     MemoryNote,
     MemoryQuery,
     MemoryRetraction,
+    ProviderDeletion,
     ProviderHealth,
 )
 from everhold.ports.platform import DeliveryGuarantee
@@ -59,6 +79,7 @@ class Mem0Memory:
         self.visible_after = settings.visible_seconds if settings.mode == "platform" else 0.0
         kind = Mem0PlatformBackend if settings.mode == "platform" else Mem0LocalBackend
         self.backend: Mem0Backend = kind(settings, directory)
+        self.peer_rule = PeerRule()
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -69,14 +90,17 @@ class Mem0Memory:
         if isinstance(item, MemoryRetraction):
             await self._delete_memories(await self._find_retracted(batch, item))
             return ""
-        await self._delete_memories(await self._find_outdated(item))
+        await self._delete_memories(await self._find_outdated(batch, item))
         text = make_text(item)
         if not text:
             return ""
         if isinstance(item, MemoryNote) and item.action == "replace" and (there := await self._find_stored(item)):
             return str(there[0]["id"])
         await self.backend.add(
-            text, user=self.get_user_id(item.stamp.audience), metadata=_metadata(item), infer=self.settings.infer
+            text,
+            user=self.get_user_id(item.stamp.audience, item.peers),
+            metadata=make_metadata(item),
+            infer=self.settings.infer,
         )
         if self.settings.infer or not self.settings.confirm:
             return ""
@@ -96,7 +120,7 @@ class Mem0Memory:
             if isinstance(item, MemoryRetraction):
                 here = not await self._find_retracted(batch, item)
             else:
-                here = not await self._find_outdated(item) and (
+                here = not await self._find_outdated(batch, item) and (
                     not make_text(item) or bool(await self._find_stored(item))
                 )
             if here:
@@ -107,7 +131,7 @@ class Mem0Memory:
         """Return the memory of an item. If a request was carried out twice there are several, and all but one are
         deleted.
         """
-        found = await self._list_memories(item.stamp.audience, {"everhold": [item.key]})
+        found = await self._list_memories(item.stamp.audience, {"everhold": [item.key]}, item.peers)
         found = [one for one in found if _get_metadata(one).get("everhold") == item.key]
         if len(found) > 1 and not self.settings.infer:
             found.sort(key=lambda one: (str(one.get("created_at") or ""), str(one["id"])))
@@ -115,31 +139,52 @@ class Mem0Memory:
             self.log.warning("memory.duplicated", key=item.key, deleted=len(found) - 1)
         return found[:1] if not self.settings.infer else found
 
-    async def _find_outdated(self, item: Exchange | MemoryNote) -> list[dict[str, Any]]:
+    async def _find_outdated(self, batch: MemoryBatch, item: Exchange | MemoryNote) -> list[dict[str, Any]]:
         """Return the memories that a note replaces or removes."""
         if not isinstance(item, MemoryNote) or item.action == "add":
             return []
         where = {"everhold": [item.supersedes]} if item.supersedes else {"everhold_fact": [item.fact]}
         if not any(value for values in where.values() for value in values):
             return []
-        found = await self._list_memories(item.stamp.audience, where)
-        return [one for one in found if _get_metadata(one).get("everhold") != item.key]
+        known = batch.peers_of.get(item.supersedes) or batch.peers_of.get(item.fact) or {}
+        found = {
+            str(one["id"]): one
+            for peers in (item.peers, known)
+            for one in await self._list_memories(item.stamp.audience, where, peers)
+        }
+        return [one for one in found.values() if _get_metadata(one).get("everhold") != item.key]
 
     async def _find_retracted(self, batch: MemoryBatch, item: MemoryRetraction) -> list[dict[str, Any]]:
         found = []
-        for audience in dict.fromkeys(batch.heard_by.get(key, ()) for key in item.keys):
-            found += await self._list_memories(audience, {"everhold": list(item.keys)})
+        for key in item.keys:
+            audience, peers = batch.heard_by.get(key, ()), batch.peers_of.get(key, {})
+            found += await self._list_memories(audience, {"everhold": [key]}, peers)
         return [one for one in found if _get_metadata(one).get("everhold") in item.keys]
 
-    async def _list_memories(self, audience: Sequence[str], where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    async def _list_memories(
+        self,
+        audience: Sequence[str],
+        where: Mapping[str, Sequence[str]],
+        peers: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[dict[str, Any]]:
         """Return the memories of these users that have these values."""
-        user, *before = self._list_user_ids(audience)
+        user, *before = self._list_user_ids(audience, peers)
+        present = build_present(audience)
         found = list(await self.backend.list_memories(user, where))
         for shared in before:
-            found += [
-                one for one in await self.backend.list_memories(shared, where) if can_hear(audience, _get_metadata(one))
-            ]
+            those = await self.backend.list_memories(shared, where)
+            found += [one for one in those if can_hear(present, _get_metadata(one), _get_time(one))]
         return found
+
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        left = []
+        for item in batch.items:
+            if isinstance(item, MemoryRetraction):
+                continue
+            await self._delete_memories(await self._find_stored(item))
+            if await self._find_stored(item):
+                left.append(item.key)
+        return left
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -147,20 +192,28 @@ class Mem0Memory:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
         text, limit = query.text.strip(), max(1, min(100, query.limit))
-        user, *before = self._list_user_ids(query.audience)
-        found = list(await self.backend.search(text, user=user, marks=self._build_marks(query), limit=limit))
-        for shared in before:
-            those = await self.backend.search(
-                text, user=shared, marks=build_audience_marks(query.audience), limit=limit
-            )
-            found += [one for one in those if can_hear(query.audience, _get_metadata(one))]
-        return [_to_memory_hit(one, get_only_person(query.audience)) for one in found if self._can_hear(one, query)]
+        present, found = get_present(query), dict[str, dict[str, Any]]()
+        for user, marks, is_private in self._list_questions(query):
+            for one in await self.backend.search(text, user=user, marks=marks, limit=limit):
+                if is_private or can_hear(present, _get_metadata(one), _get_time(one)):
+                    found.setdefault(str(one.get("id")), one)
+        person = get_only_person(query.audience)
+        return [_to_memory_hit(one, person) for one in found.values() if self._can_hear(one, query)]
 
-    def _build_marks(self, query: MemoryQuery) -> dict[str, str]:
-        """Return the metadata values that a hit must have for the people present. With one user_id per person,
-        everything filed under it is theirs.
+    def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str], bool]]:
+        """Return (user_id, marks that a hit must have, whether everything under the user_id is the person's) for each
+        search. With one user_id per person, everything filed under it is theirs.
         """
-        return {} if self._has_private_user(query) else build_audience_marks(query.audience)
+        present, asked = get_present(query), dict[tuple[str, str], tuple[str, dict[str, str], bool]]()
+        all_marks = [build_audience_marks(audience) for audience in list_audiences(present)]
+        for who, is_person in list_present_names(get_present(query), query.peers):
+            user, *before = self._expand_user(who, is_person=is_person)
+            private = self._has_private_user(query)
+            places = [(user, {}, True)] if private else [(user, marks, False) for marks in all_marks]
+            places += [(shared, marks, False) for shared in before for marks in all_marks]
+            for place in places:
+                asked.setdefault((place[0], " ".join(place[1])), place)
+        return list(asked.values())[:MAX_PEERS]
 
     def _has_private_user(self, query: MemoryQuery) -> bool:
         return bool(get_only_person(query.audience)) and "{person}" in self.settings.user
@@ -171,7 +224,7 @@ class Mem0Memory:
             # Not written by everhold, or by an early version: it belongs to the user it is filed under, who is alone
             # here.
             return self._has_private_user(query)
-        return can_hear(query.audience, about) and (
+        return can_hear(get_present(query), about, _get_time(memory)) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
@@ -180,25 +233,72 @@ class Mem0Memory:
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
-    async def forget(self, person: str) -> ForgetResult:
-        """Delete the memories of what a person said to the agent alone. Memories that others heard are kept and
-        reported.
-        """
-        mine = await self._list_private_memories(person)
-        return ForgetResult(deleted=await self._delete_memories(mine), kept=("memories of what was said in groups",))
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        """Delete the memories of what the person said to the agent alone, and of erased items that others heard."""
+        mine = {
+            str(it["id"]): it
+            for identity in target.identities
+            for it in await self._list_private_memories(identity, target.peers, target.shared_peers)
+        }
+        where = {"everhold": list(target.keys)}
+        for audience in target.audiences if target.keys else ():
+            for peers in list_peer_choices(audience, target.peers_of):
+                mine |= {str(it["id"]): it for it in await self._list_memories(audience, where, peers)}
+        for id in target.remote_ids:
+            if id not in mine and (one := await self.backend.get(id)) is not None:
+                mine[id] = one
+        await self._delete_memories(list(mine.values()))
+        found = []
+        for user in dict.fromkeys(map(self._get_user, mine.values())):
+            ids = [id for id, it in mine.items() if self._get_user(it) == user]
+            what = f"{len(ids)} memories of user {user}"
+            found.append(ProviderDeletion(id=make_deletion_id("memories", user, *ids), what=what, count=len(ids)))
+        purged = await self.backend.purge_history(list(mine), [str(it.get("memory") or "") for it in mine.values()])
+        if purged:
+            found.append(
+                ProviderDeletion(
+                    id=make_deletion_id("history", *mine), what="the history file", count=purged, hidden=True
+                )
+            )
+        if self.settings.infer:
+            found.append(_name_inferred())
+        return found
 
-    async def _list_private_memories(self, person: str) -> list[dict[str, Any]]:
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        """Read back by id and by search."""
+        left: dict[str, bool] = {}
+        for it in deletions:
+            kind, ids = split_deletion_id(it.id)
+            if kind == "history":
+                left[it.id] = bool(await self.backend.count_history(ids))
+                continue
+            user, *ids = ids
+            found = [
+                str(it["id"]) for it in await self.backend.search(SEARCH_PROBE_TEXT, user=user, marks={}, limit=100)
+            ]
+            left[it.id] = any([await self.backend.get(id) for id in ids]) or not set(found).isdisjoint(ids)
+        return build_states(left)
+
+    def _get_user(self, memory: Mapping[str, Any]) -> str:
+        return str(memory.get("user_id") or self.get_user_id(()))
+
+    async def _list_private_memories(
+        self, person: str, peers: Sequence[str], shared_peers: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return what a person said to the agent alone. Under a peer that others have, too, only the marks tell."""
         audience = (f"person:{person}",)
-        where = (
-            {}
-            if "{person}" in self.settings.user
-            else {name: [value] for name, value in build_audience_marks(audience).items()}
-        )
-        found = await self._list_memories(audience, where)
-        return [one for one in found if is_only_for(audience, _get_metadata(one))]
+        marks = {name: [value] for name, value in build_audience_marks(audience).items()}
+        found: dict[str, dict[str, Any]] = {}
+        for peer in dict.fromkeys((person, *peers, *shared_peers)):
+            is_private = "{person}" in self.settings.user and peer not in shared_peers
+            listed = await self._list_memories(audience, {} if is_private else marks, {person: peer})
+            found |= {str(it["id"]): it for it in listed if is_only_for(audience, _get_metadata(it))}
+        return list(found.values())
 
-    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        for one in await self._list_private_memories(person):
+    async def export(
+        self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
+    ) -> AsyncIterator[MemoryHit]:
+        for one in await self._list_private_memories(person, peers, shared_peers):
             yield _to_memory_hit(one, person)
 
     async def health(self) -> ProviderHealth:
@@ -214,24 +314,38 @@ class Mem0Memory:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def get_user_id(self, audience: Sequence[str]) -> str:
+    def get_user_id(self, audience: Sequence[str], peers: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the user_id of an audience."""
-        return self._list_user_ids(audience)[0]
+        return self._list_user_ids(audience, peers)[0]
 
-    def _list_user_ids(self, audience: Sequence[str]) -> tuple[str, ...]:
+    def _list_user_ids(
+        self, audience: Sequence[str], peers: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[str, ...]:
         """Return the user_id of an audience, then the user_id that early versions used, which others may share."""
+        return self._expand_user(name_audience(audience, peers), is_person=bool(get_only_person(audience)))
+
+    def _expand_user(self, who: str, *, is_person: bool) -> tuple[str, ...]:
         template = fill_agent_name(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
-        return expand_template(template, agent=self.agent, audience=audience)
+        return expand_template(template, agent=self.agent, who=who, is_person=is_person)
 
 
-def _metadata(item: Exchange | MemoryNote) -> dict[str, Any]:
-    """Return the metadata of an item with its time, because Mem0 has no field for it."""
-    return make_metadata(item) | {"everhold_at": item.at}
+def _name_inferred() -> ProviderDeletion:
+    return ProviderDeletion(
+        id="inferred",
+        what="what Mem0's language model made of words in groups",
+        state=ErasureState.CANNOT,
+        reason="with `infer` on, nobody knows whose words a memory was made of; look through them by hand",
+    )
 
 
 def _get_metadata(memory: Mapping[str, Any]) -> Mapping[str, Any]:
     about = memory.get("metadata")
     return about if isinstance(about, Mapping) else {}
+
+
+def _get_time(memory: Mapping[str, Any]) -> float:
+    about = _get_metadata(memory)
+    return float(about.get("everhold_at") or read_time(memory.get("created_at")))
 
 
 def _to_memory_hit(memory: Mapping[str, Any], person: str) -> MemoryHit:
@@ -242,5 +356,5 @@ def _to_memory_hit(memory: Mapping[str, Any], person: str) -> MemoryHit:
         about,
         person=person,
         score=float(score) if isinstance(score, int | float) else 0.0,
-        at=float(about.get("everhold_at") or read_time(memory.get("created_at"))),
+        at=_get_time(memory),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
+from everhold.core.roles import ToolAccess
 from everhold.memories.remote import search_for_tool
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
@@ -27,7 +28,9 @@ class Mem0Tool:
     """One Mem0 tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
+    acts = False
     deadline = 15.0
+    shows_hits = True
 
     def __init__(self, memory: Mem0Memory, name: str) -> None:
         adds = name == "mem0_add"
@@ -43,6 +46,7 @@ class Mem0Tool:
                 "additionalProperties": False,
             },
         )
+        self.access = ToolAccess.NOTE if adds else ToolAccess.READ
         self._memory = memory
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold.errors import InDoubt, Transient
 from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
-from everhold.memories.errors import build_memory_error
+from everhold.memories.errors import build_memory_error, parse_retry_after
 from everhold.memories.sdk import load_module
 
 if TYPE_CHECKING:
@@ -78,15 +78,31 @@ class SupermemoryClient:
             await asyncio.sleep(wait)
             wait = min(2.0, wait * 2)
 
-    async def delete_documents(self, ns: str, documents: Sequence[str]) -> int:
-        """Delete documents and return how many existed. Safe to repeat."""
-        if not documents:
-            return 0
-        try:
-            answer = await self.call("deleting documents", lambda sdk: sdk.documents.delete(ns, ids=list(documents)))
-        except SupermemoryNotFound:
-            return 0
-        return int(answer.count or 0) if answer is not None else 0
+    async def delete_documents(self, ns: str, documents: Sequence[str]) -> dict[str, str]:
+        """Delete documents. Return those that are still there, with the service's reason. Safe to repeat.
+
+        Supermemory answers 200 even if it refused some of them. A document that did not exist counts as an error there,
+        and not here.
+        """
+        refused: dict[str, str] = {}
+        for at in range(0, len(documents), PAGE_SIZE):
+            some = list(documents[at : at + PAGE_SIZE])
+            try:
+                answer = await self.call("deleting documents", lambda sdk, ids=some: sdk.documents.delete(ns, ids=ids))
+            except SupermemoryNotFound:
+                continue
+            if answer is None or answer.errors is None:
+                raise Transient("Supermemory returned an answer to a deletion that cannot be read")
+            for error in answer.errors:
+                if await self.get_document(ns, error.id) is not None:
+                    refused[error.id] = str(error.error)
+        return refused
+
+    async def require_deletion(self, ns: str, documents: Sequence[str]) -> None:
+        """Delete documents. Raises Transient if some are still there."""
+        refused = await self.delete_documents(ns, documents)
+        if refused:
+            raise Transient(f"Supermemory refused to delete {len(refused)} documents: {next(iter(refused.values()))}")
 
     async def list_documents(self, ns: str, where: Mapping[str, str]) -> list[Any]:
         """List the documents of a namespace whose metadata has these values."""
@@ -132,7 +148,7 @@ class SupermemoryClient:
                 where,
                 hide(error.message)[:300],
                 status=error.status_code,
-                retry_after=_parse_seconds(headers.get("retry-after")),
+                retry_after=parse_retry_after(headers.get("retry-after")),
                 writes=writes,
             ) from error
         except theirs.SupermemoryError as error:
@@ -146,10 +162,3 @@ def build_filter(where: Mapping[str, str]) -> dict[str, Any]:
     """Build a filter for documents whose metadata has these values."""
     each = [{"field": name, "operator": "eq", "value": value} for name, value in where.items()]
     return each[0] if len(each) == 1 else {"operator": "and", "operands": each}
-
-
-def _parse_seconds(value: str | None) -> float | None:
-    try:
-        return float(value) if value else None
-    except ValueError:
-        return None

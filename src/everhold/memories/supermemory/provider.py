@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from everhold.core.peers import MAX_PEERS, PeerRule
 from everhold.errors import InDoubt, Transient
 from everhold.memories.remote import (
     REMOTE_CAPABILITIES,
+    build_states,
     check_health,
+    compute_signature,
+    make_deletion_id,
     make_metadata,
     make_text,
     read_hit,
     read_time,
+    split_deletion_id,
     store_each,
 )
 from everhold.memories.scope import (
@@ -27,26 +33,33 @@ from everhold.memories.scope import (
     can_hear,
     expand_template,
     get_only_person,
+    get_present,
     is_only_for,
-    make_safe_id,
+    list_audiences,
+    list_peer_choices,
+    list_present_names,
+    make_document_id,
+    name_audience,
 )
 from everhold.memories.settings import fill_agent_name
-from everhold.memories.signature import compute_signature
 from everhold.memories.supermemory.client import SupermemoryClient, SupermemoryNotFound, build_filter
 from everhold.memories.supermemory.tools import build_tools
 from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
-    ForgetResult,
+    SEARCH_PROBE_TEXT,
+    ErasureState,
+    ErasureTarget,
     MemoryBatch,
     MemoryHit,
     MemoryItem,
     MemoryNote,
     MemoryQuery,
     MemoryRetraction,
+    ProviderDeletion,
     ProviderHealth,
 )
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.tool import Tool
+from everhold.ports.tool import Tool, ToolContext
 
 if TYPE_CHECKING:
     from everhold.memories.supermemory.settings import SupermemorySettings
@@ -65,6 +78,7 @@ class SupermemoryMemory:
         self.deadline = settings.deadline_seconds + settings.confirm_seconds
         self.visible_after = settings.visible_seconds
         self.client = SupermemoryClient(settings)
+        self.peer_rule = PeerRule()
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -73,11 +87,11 @@ class SupermemoryMemory:
 
     async def _store_item(self, batch: MemoryBatch, item: MemoryItem) -> str:
         for ns, documents in (await self._list_retracted_documents(batch, item)).items():
-            await self.client.delete_documents(ns, documents)
+            await self.client.require_deletion(ns, documents)
         document = self._build_document(item)
         if document is None:
             return ""
-        ns = self.get_namespace(item.stamp.audience) if not isinstance(item, MemoryRetraction) else ""
+        ns = self.get_namespace(item.stamp.audience, item.peers) if not isinstance(item, MemoryRetraction) else ""
         await self.client.add_document(ns, document)
         if self.settings.confirm:
             await self._confirm_document(ns, document["id"])
@@ -89,7 +103,7 @@ class SupermemoryMemory:
         """
         status = await self.client.wait_for_document(ns, document, seconds=self.settings.confirm_seconds)
         if status == "failed":
-            await self.client.delete_documents(ns, [document])
+            await self.client.require_deletion(ns, [document])
             raise Transient("Supermemory could not process a document that it had accepted")
         if status == "gone":
             raise InDoubt("Supermemory reported a document as stored, but it is not there")
@@ -98,20 +112,22 @@ class SupermemoryMemory:
 
     async def _list_retracted_documents(self, batch: MemoryBatch, item: MemoryItem) -> dict[str, list[str]]:
         """Return namespace -> the documents that an item removes."""
-        gone: dict[str, list[str]] = {}
+        deleted_ids: dict[str, list[str]] = {}
         if isinstance(item, MemoryRetraction):
             for key in item.keys:
-                for ns in self._list_namespaces(batch.heard_by.get(key, ())):
-                    gone.setdefault(ns, []).append(make_document_id(key))
+                for ns in self._list_namespaces(batch.heard_by.get(key, ()), batch.peers_of.get(key, {})):
+                    deleted_ids.setdefault(ns, []).append(make_document_id(key))
         elif isinstance(item, MemoryNote) and item.action != "add":
-            for ns in self._list_namespaces(item.stamp.audience):
+            known = batch.peers_of.get(item.supersedes) or batch.peers_of.get(item.fact) or {}
+            spaces = [ns for peers in (item.peers, known) for ns in self._list_namespaces(item.stamp.audience, peers)]
+            for ns in dict.fromkeys(spaces):
                 if item.supersedes:
-                    gone[ns] = [make_document_id(item.supersedes)]
+                    deleted_ids[ns] = [make_document_id(item.supersedes)]
                 elif item.fact:
                     # The previous version may be from another session, so it is found by the fact it is about.
                     listed = await self.client.list_documents(ns, {"everhold_fact": item.fact})
-                    gone[ns] = [one.id for one in listed if one.id != make_document_id(item.key)]
-        return gone
+                    deleted_ids[ns] = [one.id for one in listed if one.id != make_document_id(item.key)]
+        return deleted_ids
 
     # -- probing -----------------------------------------------------------------------------------------------------
 
@@ -129,33 +145,56 @@ class SupermemoryMemory:
             if document is not None and not isinstance(item, MemoryRetraction):
                 found = [
                     await self.client.get_document(ns, document["id"])
-                    for ns in self._list_namespaces(item.stamp.audience)
+                    for ns in self._list_namespaces(item.stamp.audience, item.peers)
                 ]
                 here = any(one is not None and one.system.status != "failed" for one in found)
             if here and not left:
                 arrived.append(item.key)
         return arrived
 
+    async def remove(self, batch: MemoryBatch) -> Sequence[str]:
+        left = []
+        for item in batch.items:
+            if isinstance(item, MemoryRetraction):
+                continue
+            document = make_document_id(item.key)
+            for ns in self._list_namespaces(item.stamp.audience, item.peers):
+                await self.client.delete_documents(ns, [document])
+                if await self.client.get_document(ns, document) is not None:
+                    left.append(item.key)
+        return left
+
     # -- finding -----------------------------------------------------------------------------------------------------
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
-        ns, *before = self._list_namespaces(query.audience)
-        found = [one for one in await self._search_namespace(ns, query) if self._can_hear(one, query)]
-        for shared in before:
-            those = await self._search_namespace(shared, query, shared=True)
-            found += [
-                one for one in those if can_hear(query.audience, one.metadata or {}) and self._can_hear(one, query)
-            ]
+        present, found, ids = get_present(query), [], set[str]()
+        for ns, marks in self._list_questions(query):
+            for one in await self._search_namespace(ns, query, marks):
+                heard = not marks or can_hear(present, one.metadata or {}, _get_time(one))
+                if heard and one.id not in ids and self._can_hear(one, query):
+                    ids.add(one.id)
+                    found.append(one)
         return [_to_memory_hit(one, get_only_person(query.audience)) for one in found]
 
-    async def _search_namespace(self, ns: str, query: MemoryQuery, *, shared: bool = False) -> Sequence[Any]:
-        options: dict[str, Any] = {}
-        if shared or "{person}" not in self.settings.namespace:
-            # Several people share this namespace. Filter by audience, so that hits which must not be shown do not
-            # displace the others.
-            options["filter"] = build_filter(build_audience_marks(query.audience))
+    def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str]]]:
+        """Return (namespace, marks that a hit must have) for each search. If several people share a namespace, it is
+        filtered by audience, so that hits which must not be shown do not displace the others.
+        """
+        asked: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
+        all_marks = [build_audience_marks(audience) for audience in list_audiences(get_present(query))]
+        for who, is_person in list_present_names(get_present(query), query.peers):
+            ns, *before = self._expand_namespace(who, is_person=is_person)
+            own: list[dict[str, str]] = [{}] if "{person}" in self.settings.namespace else all_marks
+            for place in [*((ns, marks) for marks in own), *((it, marks) for it in before for marks in all_marks)]:
+                asked.setdefault((place[0], " ".join(place[1])), place)
+        return list(asked.values())[:MAX_PEERS]
+
+    async def _search_namespace(
+        self, ns: str, query: MemoryQuery, marks: Mapping[str, str], *, threshold: float | None = None
+    ) -> Sequence[Any]:
+        options: dict[str, Any] = {"filter": build_filter(marks)} if marks else {}
         try:
             answer = await self.client.call(
                 "searching",
@@ -164,7 +203,7 @@ class SupermemoryMemory:
                     query=query.text.strip(),
                     search_mode=self.settings.search_mode,
                     limit=max(1, min(100, query.limit)),
-                    threshold=self.settings.threshold,
+                    threshold=self.settings.threshold if threshold is None else threshold,
                     **options,
                 ),
             )
@@ -182,7 +221,7 @@ class SupermemoryMemory:
         if not about.get("everhold"):
             # Not written by everhold, or by an early version: it belongs to the only person of this namespace.
             return bool(get_only_person(query.audience)) and "{person}" in self.settings.namespace
-        return can_hear(query.audience, about) and (
+        return can_hear(get_present(query), about, _get_time(result)) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
@@ -191,34 +230,88 @@ class SupermemoryMemory:
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
-    async def forget(self, person: str) -> ForgetResult:
-        """Delete the documents of what a person said to the agent alone. Documents that others heard are kept and
-        reported.
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        """Delete the documents of what the person said to the agent alone, and of erased items that others heard."""
+        found: list[ProviderDeletion] = []
+        for identity in target.identities:
+            for ns, is_private in self._list_own_namespaces(identity, target.peers, target.shared_peers).items():
+                found += await self._delete_own(ns, identity, is_private=is_private)
+        erased = [make_document_id(key) for key in target.keys]
+        namespaces = (
+            ns
+            for audience in target.audiences
+            for peers in list_peer_choices(audience, target.peers_of)
+            for ns in self._list_namespaces(audience, peers)
+        )
+        for ns in dict.fromkeys(namespaces):
+            there = [id for id in erased if await self.client.get_document(ns, id) is not None]
+            refused = await self.client.delete_documents(ns, there)
+            found += [_build_document_deletion(ns, id, refused.get(id, "")) for id in there]
+        return found
+
+    async def _delete_own(self, ns: str, identity: str, *, is_private: bool) -> list[ProviderDeletion]:
+        mine = await self._list_own_documents(ns, identity, is_private=is_private)
+        if not mine:
+            return []
+        refused = await self.client.delete_documents(ns, [it.id for it in mine])
+        return [
+            ProviderDeletion(
+                id=make_deletion_id("documents" if is_private else "marked", ns, identity),
+                what=f"{len(mine)} documents in namespace {ns}",
+                count=len(mine),
+                upto=max(_get_created(it) for it in mine),
+            ),
+            *(_build_document_deletion(ns, id, reason) for id, reason in refused.items()),
+        ]
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        left: dict[str, bool] = {}
+        for it in deletions:
+            kind, (ns, name) = split_deletion_id(it.id)
+            if kind == "document":
+                left[it.id] = await self.client.get_document(ns, name) is not None
+            else:
+                left[it.id] = await self._are_documents_left(ns, name, it.upto, is_private=kind == "documents")
+        return build_states(left)
+
+    async def _are_documents_left(self, ns: str, identity: str, upto: float, *, is_private: bool) -> bool:
+        listed = await self._list_own_documents(ns, identity, is_private=is_private)
+        audience = (f"person:{identity}",)
+        query = MemoryQuery(
+            text=SEARCH_PROBE_TEXT, agent=self.agent, session="", name="", audience=audience, person=identity, limit=100
+        )
+        marks = {} if is_private else build_audience_marks(audience)
+        found = await self._search_namespace(ns, query, marks, threshold=0.0)
+        hits = [it for it in found if it.metadata and is_only_for(audience, it.metadata)]
+        return any(_get_created(it) <= upto for it in (*listed, *hits))
+
+    async def export(
+        self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
+    ) -> AsyncIterator[MemoryHit]:
+        for ns, is_private in self._list_own_namespaces(person, peers, shared_peers).items():
+            for listed in await self._list_own_documents(ns, person, is_private=is_private):
+                document = await self.client.get_document(ns, listed.id)
+                if document is not None:
+                    hit = read_hit(document.content or "", document.metadata or {}, person=person)
+                    yield msgspec.structs.replace(hit, person=person)
+
+    def _list_own_namespaces(self, person: str, peers: Sequence[str], shared_peers: Sequence[str]) -> dict[str, bool]:
+        """Return namespace -> whether it is this person's alone, for what they said to the agent alone."""
+        audience, found = (f"person:{person}",), dict[str, bool]()
+        for peer in dict.fromkeys((person, *peers, *shared_peers)):
+            ns, *before = self._list_namespaces(audience, {person: peer})
+            found.setdefault(ns, "{person}" in self.settings.namespace and peer not in shared_peers)
+            for shared in before:
+                found.setdefault(shared, False)
+        return found
+
+    async def _list_own_documents(self, ns: str, person: str, *, is_private: bool) -> list[Any]:
+        """Return the documents of what a person said to the agent alone. In a namespace that is not theirs alone, only
+        the marks tell.
         """
-        deleted = 0
-        for ns, mine in (await self._list_documents_of(person)).items():
-            deleted += sum(
-                [await self.client.delete_documents(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)]
-            )
-        return ForgetResult(deleted=deleted, kept=("documents of what was said in groups",))
-
-    async def export(self, person: str) -> AsyncIterator[MemoryHit]:
-        listed = await self._list_documents_of(person)
-        for ns, id_ in [(ns, id_) for ns, ids in listed.items() for id_ in ids]:
-            document = await self.client.get_document(ns, id_)
-            if document is not None:
-                hit = read_hit(document.content or "", document.metadata or {}, person=person)
-                yield msgspec.structs.replace(hit, person=person)
-
-    async def _list_documents_of(self, person: str) -> dict[str, list[str]]:
-        """Return namespace -> documents of what a person said to the agent alone."""
         audience = (f"person:{person}",)
-        mine: dict[str, list[str]] = {}
-        for number, ns in enumerate(self._list_namespaces(audience)):
-            apart = "{person}" in self.settings.namespace and number == 0
-            found = await self.client.list_documents(ns, {} if apart else build_audience_marks(audience))
-            mine[ns] = [one.id for one in found if is_only_for(audience, one.metadata or {})]
-        return mine
+        found = await self.client.list_documents(ns, {} if is_private else build_audience_marks(audience))
+        return [one for one in found if is_only_for(audience, one.metadata or {})]
 
     async def health(self) -> ProviderHealth:
         return await check_health(self.client.get_document(self.get_namespace(()), "everhold-nothing"))
@@ -231,15 +324,25 @@ class SupermemoryMemory:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def get_namespace(self, audience: Sequence[str]) -> str:
+    def get_namespace(self, audience: Sequence[str], peers: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the namespace of an audience."""
-        return self._list_namespaces(audience)[0]
+        return self._list_namespaces(audience, peers)[0]
 
-    def _list_namespaces(self, audience: Sequence[str]) -> tuple[str, ...]:
+    def _list_namespaces(
+        self, audience: Sequence[str], peers: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[str, ...]:
         """Return the namespace of an audience, then the namespace that early versions used, which others may share."""
+        return self._expand_namespace(name_audience(audience, peers), is_person=bool(get_only_person(audience)))
+
+    def list_present_namespaces(self, context: ToolContext) -> list[str]:
+        """Return the namespaces that only the people present have."""
+        names = list_present_names(get_present(context), context.peers)
+        return list(dict.fromkeys(self._expand_namespace(who, is_person=is_person)[0] for who, is_person in names))
+
+    def _expand_namespace(self, who: str, *, is_person: bool) -> tuple[str, ...]:
         template = self.settings.namespace
         template = fill_agent_name(template, "shared") if self.settings.share_agents else template
-        return expand_template(template, agent=self.agent, audience=audience)
+        return expand_template(template, agent=self.agent, who=who, is_person=is_person)
 
     def _build_document(self, item: MemoryItem) -> dict[str, Any] | None:
         """Build the document for an item; None if the item has no text."""
@@ -256,17 +359,32 @@ class SupermemoryMemory:
         }
 
 
-def make_document_id(key: str) -> str:
-    """Return the id of the document for an exchange or note."""
-    return f"everhold-{make_safe_id(key)}"
+def _build_document_deletion(ns: str, document: str, refusal: str) -> ProviderDeletion:
+    """Return the deletion of one document. A refusal is unconfirmed at once."""
+    return ProviderDeletion(
+        id=make_deletion_id("document", ns, document),
+        what=f"a document in namespace {ns}",
+        count=1,
+        state=ErasureState.UNCONFIRMED if refusal else ErasureState.ASKED,
+        reason=f"Supermemory refused: {refusal}" if refusal else "",
+    )
+
+
+def _get_created(result: Any) -> float:
+    return read_time(result.system.created_at or result.system.updated_at) if result.system else 0.0
+
+
+def _get_time(result: Any) -> float:
+    about = result.metadata or {}
+    created = result.system.created_at or result.system.updated_at if result.system else None
+    return float(about.get("everhold_at") or read_time(created))
 
 
 def _to_memory_hit(result: Any, person: str) -> MemoryHit:
-    created = result.system.created_at or result.system.updated_at if result.system else None
     return read_hit(
         result.memory or result.chunk,
         result.metadata or {},
         person=person,
         score=float(result.similarity or 0.0),
-        at=read_time(created),
+        at=_get_time(result),
     )

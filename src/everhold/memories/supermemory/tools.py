@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
+from everhold.core.roles import ToolAccess
 from everhold.memories.remote import search_for_tool
 from everhold.memories.supermemory.client import SupermemoryNotFound
 from everhold.ports.model import ToolSpec
@@ -37,6 +38,7 @@ class SupermemoryTool:
     """One Supermemory tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
+    acts = False
     deadline = 15.0
 
     def __init__(
@@ -52,7 +54,9 @@ class SupermemoryTool:
                 "additionalProperties": False,
             },
         )
+        self.access = ToolAccess.NOTE if act is _run_store else ToolAccess.READ
         self._memory = memory
+        self.shows_hits = act is not _run_profile
         self._required_argument = needs
         self._act = act
 
@@ -77,12 +81,13 @@ async def _run_search(memory: SupermemoryMemory, given: str, context: ToolContex
 
 
 async def _run_profile(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
-    ns = memory.get_namespace(context.stamp.audience)
-    try:
-        answer = await memory.client.call("reading the profile", lambda sdk: sdk.profile(ns))
-    except SupermemoryNotFound:
-        return ToolResult(text="Nothing is known yet.")
-    profile = answer.profile if answer is not None else None
-    known = [*(profile.static or ()), *(profile.dynamic or ())] if profile is not None else []
-    lines = [str(fact.memory) for fact in known if fact.memory]
-    return ToolResult(text="\n".join(lines) or "Nothing is known yet.")
+    lines: list[str] = []
+    for ns in memory.list_present_namespaces(context):
+        try:
+            answer = await memory.client.call("reading the profile", lambda sdk, ns=ns: sdk.profile(ns))
+        except SupermemoryNotFound:
+            continue
+        profile = answer.profile if answer is not None else None
+        known = [*(profile.static or ()), *(profile.dynamic or ())] if profile is not None else []
+        lines += [str(fact.memory) for fact in known if fact.memory]
+    return ToolResult(text="\n".join(dict.fromkeys(lines)) or "Nothing is known yet.")

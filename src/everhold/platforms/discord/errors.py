@@ -34,7 +34,6 @@ DISCORD_ERRORS: Final = (
 
 UNKNOWN_MESSAGE: Final = 10008
 NOT_OUR_MESSAGE: Final = 50005
-_INVALID_FORM_BODY: Final = 50035
 UNKNOWN_TOKEN: Final = (
     "Discord does not know this token",
     "get a new token in the developer portal and put it into .env",

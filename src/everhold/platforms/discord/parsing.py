@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
+from everhold.core.provenance import shorten_piece
 from everhold.platforms.discord.settings import NAME
+from everhold.platforms.unparsed import require_id
 from everhold.ports.platform import IncomingMessage
 
 TEXT_MESSAGE_TYPES: Final = frozenset({0, 19, 20})
@@ -64,15 +66,16 @@ def parse_message(
     edited: bool = False,
 ) -> IncomingMessage | None:
     """Return the message, or None for a system message, such as a new member or a pinned message."""
-    id = _require_id(message, "id")
+    id = require_id(message, "id")
     author = message["author"]
-    sender = _require_id(author, "id")
+    sender = require_id(author, "id")
     if message.get("type", 0) not in TEXT_MESSAGE_TYPES or sender == str(me):
         return None
     if edited and not message.get("edited_timestamp"):
         return None  # Discord added a link preview
     text = _extract_text(message, me)
-    if not text and not message.get("attachments"):
+    pieces = _extract_pieces(message, sender=sender, me=me)
+    if not text and not pieces and not message.get("attachments"):
         return None
     return IncomingMessage(
         origin=channel.locate(account, id),
@@ -84,6 +87,7 @@ def parse_message(
         revision=str(message["edited_timestamp"]) if edited else "",
         addressed=channel.is_direct or _is_addressed_to_us(message, me, roles),
         bot=bool(author.get("bot") or message.get("webhook_id")),
+        pieces=pieces,
     )
 
 
@@ -94,9 +98,9 @@ def parse_command(interaction: dict[str, Any], *, channel: DiscordChannel, accou
     user = (interaction.get("member") or interaction)["user"]
     given = " ".join(str(option.get("value", "")) for option in interaction["data"].get("options") or ())
     return IncomingMessage(
-        origin=channel.locate(account, _require_id(interaction, "id")),
-        text=f"/{_require_id(interaction['data'], 'name')} {given}".strip(),
-        sender=_require_id(user, "id"),
+        origin=channel.locate(account, require_id(interaction, "id")),
+        text=f"/{require_id(interaction['data'], 'name')} {given}".strip(),
+        sender=require_id(user, "id"),
         name=str(user.get("global_name") or user.get("username") or ""),
         kind=channel.chat_kind,
         event="command",
@@ -112,7 +116,7 @@ def parse_files(message: dict[str, Any]) -> tuple[DiscordFile, ...]:
             size=int(it.get("size") or 0),
             url=str(it.get("url") or ""),
         )
-        for it in message.get("attachments") or ()
+        for it in (*(message.get("attachments") or ()), *_list_forwarded(message, "attachments"))
     )
 
 
@@ -132,16 +136,69 @@ def is_snowflake(text: str) -> bool:
 
 def _extract_text(message: dict[str, Any], me: int) -> str:
     text = str(message.get("content") or "")
-    if not text and message.get("message_snapshots"):
-        text = str(message["message_snapshots"][0]["message"].get("content") or "")  # a forwarded message
     if not text:
         return next((f"[{it['name']}]" for it in message.get("sticker_items") or ()), "")
     # "@bot /status" is a command; at the start of a line Discord would look for its own command
     found = _MENTION.match(text)
     if found is not None and found[1] == str(me) and text[found.end() :].lstrip().startswith("/"):
         return text[found.end() :].strip()
+    return _name_mentions(text, message)
+
+
+def _name_mentions(text: str, message: dict[str, Any]) -> str:
     names = {str(it["id"]): str(it.get("username") or it["id"]) for it in message.get("mentions") or ()}
     return _MENTION.sub(lambda it: f"@{names.get(it[1], it[1])}", text)
+
+
+def _extract_pieces(message: dict[str, Any], *, sender: str, me: int) -> tuple[TextPiece, ...]:
+    """Return the text that the sender did not write: forwarded messages, the message replied to, and embeds."""
+    pieces = [
+        # Discord does not say who wrote a forwarded message.
+        TextPiece(source="forwarded", text=_get_content(snapshot))
+        for snapshot in _list_snapshots(message)
+    ]
+    replied = message.get("referenced_message")
+    if replied and not pieces and (text := _get_content(replied)):
+        author = replied.get("author") or {}
+        id = str(author.get("id") or "")
+        forwarded = bool(_list_snapshots(replied)) and not replied.get("content")
+        pieces.append(
+            TextPiece(
+                source="quoted",
+                by="" if forwarded or not id else AGENT_ITSELF if id == str(me) else f"{NAME}:{id}",
+                name="" if forwarded else str(author.get("global_name") or author.get("username") or ""),
+                own=id == sender and not forwarded,
+                text=shorten_piece(text),
+            )
+        )
+    return (*pieces, *(piece for it in message.get("embeds") or () if (piece := _parse_embed(it)) is not None))
+
+
+def _list_snapshots(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages that a message forwards, as they were at that time."""
+    return [it["message"] for it in message.get("message_snapshots") or ()]
+
+
+def _list_forwarded(message: dict[str, Any], what: str) -> list[Any]:
+    return [it for snapshot in _list_snapshots(message) for it in snapshot.get(what) or ()]
+
+
+def _get_content(message: dict[str, Any]) -> str:
+    """Return the text of another message, with the texts of its embeds, or that of the message it forwards."""
+    texts = [_name_mentions(str(message.get("content") or ""), message)]
+    texts += [piece.text for it in message.get("embeds") or () if (piece := _parse_embed(it)) is not None]
+    texts += [_get_content(snapshot) for snapshot in _list_snapshots(message)]
+    return "\n".join(text for text in texts if text)
+
+
+def _parse_embed(embed: dict[str, Any]) -> TextPiece | None:
+    """Return the text of an embed, such as the preview of a link; None if it has none."""
+    fields = [part for it in embed.get("fields") or () for part in (it.get("name"), it.get("value"))]
+    text = "\n".join(str(part) for part in (embed.get("title"), embed.get("description"), *fields) if part)
+    if not text:
+        return None
+    by = (embed.get("author") or {}).get("name") or (embed.get("provider") or {}).get("name") or embed.get("url") or ""
+    return TextPiece(source="embedded", by=str(by), name=str(by), text=shorten_piece(text))
 
 
 def _is_addressed_to_us(message: dict[str, Any], me: int, roles: frozenset[str]) -> bool:
@@ -152,10 +209,3 @@ def _is_addressed_to_us(message: dict[str, Any], me: int, roles: frozenset[str])
         return True
     replied = message.get("referenced_message") or {}
     return bool(replied) and str((replied.get("author") or {}).get("id")) == str(me)
-
-
-def _require_id(fields: dict[str, Any], key: str) -> str:
-    value = fields[key]
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{key} is not an id")
-    return value

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everhold.errors import InvalidRequest
-from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
-from everhold.ports.plugin import PluginContext
-
-if TYPE_CHECKING:
-    from everhold.platforms.discord.adapter import DiscordPlatform
+from everhold.platforms.factory import PlatformFactory
 
 NAME: Final = "discord"
 
@@ -27,17 +22,4 @@ class DiscordSettings(BaseModel):
     """The URL of the API with its version, if it is not the usual one."""
 
 
-class DiscordFactory:
-    @property
-    def Settings(self) -> type[DiscordSettings]:
-        return DiscordSettings
-
-    def __call__(self, settings: DiscordSettings, context: PluginContext) -> DiscordPlatform:
-        try:
-            from everhold.platforms.discord.adapter import DiscordPlatform
-        except ImportError as error:
-            raise InvalidRequest(f"its library is missing: {error.name}", remedy=describe_install("discord")) from error
-        return DiscordPlatform(settings, context)
-
-
-factory: Final = DiscordFactory()
+factory: Final = PlatformFactory(DiscordSettings, "everhold.platforms.discord.adapter:DiscordPlatform", extra="discord")

@@ -19,7 +19,7 @@ from everhold.core.attachments import build_attachment, build_missing_attachment
 from everhold.core.entries import Attachment, ChatLocation
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
-from everhold.platforms.files import load_outgoing_file
+from everhold.platforms.files import add_missing_note, load_outgoing_file
 from everhold.platforms.matrix import client, parsing
 from everhold.platforms.matrix.parsing import EVERHOLD_CONTENT_KEY
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
@@ -249,7 +249,19 @@ class MatrixPlatform:
         self._remember_sender(heard)
         if not heard.addressed and await self._is_addressed_to_us(chat, message):
             heard = msgspec.structs.replace(heard, addressed=True)
+        if message.reply_to:
+            heard = await self._add_quote(heard, message.reply_to, room)
         return heard if message.file is None else await self._attach_file(heard, message.file)
+
+    async def _add_quote(self, heard: IncomingMessage, id: str, room: parsing.MatrixRoom) -> IncomingMessage:
+        """Return the message with a quote of the event that it replies to. A quote that cannot be read is left out."""
+        try:
+            raw = await self._client.get_event(heard.origin.chat, id)
+        except EverholdError as error:
+            self._log.info("quote.missing", chat=heard.origin.chat, error=error)
+            return heard
+        quote = parsing.parse_quote(raw, sender=heard.sender, me=self._me, room=room)
+        return heard if quote is None else msgspec.structs.replace(heard, pieces=(*heard.pieces, quote))
 
     async def _load_room(self, chat: str, *, at: str = "") -> parsing.MatrixRoom:
         """Return the members of a room now, or at the time of a sync."""
@@ -291,10 +303,9 @@ class MatrixPlatform:
             data = await self._download_file(file)
         except Refused as error:
             self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            note = f"[{file.name} was not stored: {error.message}]"
-            text = f"{heard.text}\n{note}" if heard.text else note
             missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
-            return msgspec.structs.replace(heard, text=text, attachments=(missing,))
+            noted = add_missing_note(heard, f"[{file.name} was not stored: {error.message}]")
+            return msgspec.structs.replace(noted, attachments=(missing,))
         kept = build_attachment(data, name=file.name, media=file.media)
         return msgspec.structs.replace(heard, attachments=(kept,), files=(data,))
 

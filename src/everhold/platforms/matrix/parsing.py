@@ -20,7 +20,8 @@ from nio import (
     UnknownEncryptedEvent,
 )
 
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
+from everhold.core.provenance import shorten_piece
 from everhold.ports.platform import IncomingMessage
 
 EVERHOLD_CONTENT_KEY: Final = "org.everhold"
@@ -274,6 +275,27 @@ def _extract_text(event: Any, content: Mapping[str, Any], name: str, *, captione
     if _get_relation(content).get("m.in_reply_to"):
         body = _QUOTE.sub("", body, count=1) if body.startswith("> <@") else body
     return f"* {name} {body}" if isinstance(event, RoomMessageEmote) else body
+
+
+def parse_quote(raw: Mapping[str, Any], *, sender: str, me: str, room: MatrixRoom) -> TextPiece | None:
+    """Return the quote of an event that `sender` replied to, as the homeserver returned it; None if it has no text. The
+    quote inside the reply is not used, because the replying client writes it."""
+    content = _as_mapping(raw.get("content"))
+    content = _as_mapping(content.get("m.new_content")) or content
+    body, by = content.get("body"), raw.get("sender")
+    if raw.get("type") != "m.room.message" or not isinstance(body, str) or not isinstance(by, str):
+        return None
+    if _get_relation(content).get("m.in_reply_to") and body.startswith("> <@"):
+        body = _QUOTE.sub("", body, count=1)
+    if not body:
+        return None
+    return TextPiece(
+        source="quoted",
+        by=AGENT_ITSELF if by == me else f"matrix:{by}",
+        name=room.members.get(by) or get_localpart(by),
+        own=by == sender,
+        text=shorten_piece(body),
+    )
 
 
 def _parse_file(event: Any, content: Mapping[str, Any]) -> MatrixFile | None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from everhold.errors import InvalidRequest
-from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
-from everhold.ports.plugin import PluginContext
-
-if TYPE_CHECKING:
-    from everhold.platforms.matrix.adapter import MatrixPlatform
+from everhold.platforms.factory import PlatformFactory
 
 NAME: Final = "matrix"
 
@@ -47,17 +42,4 @@ class MatrixSettings(BaseModel):
     """How long one sync may wait for events."""
 
 
-class MatrixFactory:
-    @property
-    def Settings(self) -> type[MatrixSettings]:
-        return MatrixSettings
-
-    def __call__(self, settings: MatrixSettings, context: PluginContext) -> MatrixPlatform:
-        try:
-            from everhold.platforms.matrix.adapter import MatrixPlatform
-        except ImportError as error:
-            raise InvalidRequest(f"its library is missing: {error.name}", remedy=describe_install("matrix")) from error
-        return MatrixPlatform(settings, context)
-
-
-factory: Final = MatrixFactory()
+factory: Final = PlatformFactory(MatrixSettings, "everhold.platforms.matrix.adapter:MatrixPlatform", extra="matrix")

@@ -6,9 +6,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
+from everhold.core.provenance import shorten_piece
 from everhold.platforms.slack import formatting
 from everhold.platforms.slack.settings import NAME
+from everhold.platforms.unparsed import require_id
 from everhold.ports.platform import IncomingMessage
 
 TEXT_MESSAGE_SUBTYPES: Final = frozenset({"", "file_share", "thread_broadcast", "me_message", "bot_message"})
@@ -41,7 +43,7 @@ def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> 
     """Return the message of an event, or None if it has none."""
     if event.get("type") not in ("message", "app_mention"):
         return None
-    channel = _require_id(event, "channel")
+    channel = require_id(event, "channel")
     edited = event.get("subtype") == "message_changed"
     message: dict[str, Any] = event["message"] if edited else event
     if (message.get("subtype") or "") not in TEXT_MESSAGE_SUBTYPES or is_own_message(message, me):
@@ -49,9 +51,10 @@ def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> 
     if edited and not _is_edit(event, message):
         return None  # Slack added a link preview
     text = _extract_text(message, me)
-    if not text and not message.get("files"):
+    pieces = _extract_pieces(message, me)
+    if not text and not pieces and not message.get("files"):
         return None
-    ts, thread = _require_id(message, "ts"), message.get("thread_ts") or ""
+    ts, thread = require_id(message, "ts"), message.get("thread_ts") or ""
     if not is_message_ts(ts) or (thread and not is_message_ts(thread)):
         raise ValueError("the event has no timestamp")
     direct = channel.startswith("D")
@@ -60,7 +63,7 @@ def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> 
             platform=NAME, account=account, chat=channel, thread=thread if thread != ts else "", message=ts
         ),
         text=text,
-        sender=_require_id(message, "user") if message.get("user") else _require_id(message, "bot_id"),
+        sender=require_id(message, "user") if message.get("user") else require_id(message, "bot_id"),
         name=str((message.get("user_profile") or message.get("bot_profile") or {}).get("name") or ""),
         kind="dm" if direct else "channel",
         event="edit" if edited else "message",
@@ -68,23 +71,24 @@ def parse_message(event: dict[str, Any], *, account: str, me: SlackIdentity) -> 
         addressed=direct or f"<@{me.user}" in (message.get("text") or "") or message.get("parent_user_id") == me.user,
         bot=bool(message.get("bot_id")),
         hops=_get_hops(message),
+        pieces=pieces,
     )
 
 
 def parse_command(payload: dict[str, Any], *, account: str) -> IncomingMessage:
     """Return a slash command. `/everhold new` and `/new` are the same."""
     channel, name, given = (
-        _require_id(payload, "channel_id"),
-        _require_id(payload, "command"),
+        require_id(payload, "channel_id"),
+        require_id(payload, "command"),
         str(payload.get("text") or "").strip(),
     )
     if name == OWN_COMMAND:
         name, _, given = (given or "help").partition(" ")
         name = f"/{name.lstrip('/')}"
     return IncomingMessage(
-        origin=ChatLocation(platform=NAME, account=account, chat=channel, message=_require_id(payload, "trigger_id")),
+        origin=ChatLocation(platform=NAME, account=account, chat=channel, message=require_id(payload, "trigger_id")),
         text=f"{name} {given}".strip(),
-        sender=_require_id(payload, "user_id"),
+        sender=require_id(payload, "user_id"),
         name=str(payload.get("user_name") or ""),
         kind="dm" if channel.startswith("D") else "channel",
         event="command",
@@ -105,7 +109,7 @@ def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
             url=str(file.get("url_private_download") or file.get("url_private") or ""),
             external=bool(file.get("is_external")),
         )
-        for file in event.get("files") or ()
+        for file in (*(event.get("files") or ()), *_list_shared_files(event))
         if file.get("mode") != "tombstone"
     )
 
@@ -125,6 +129,37 @@ def _extract_text(message: dict[str, Any], me: SlackIdentity) -> str:
     return formatting.from_mrkdwn(text, names={me.user: me.name})
 
 
+def _extract_pieces(message: dict[str, Any], me: SlackIdentity) -> tuple[TextPiece, ...]:
+    """Return the text that the sender did not write: shared messages, messages that are linked to, and previews."""
+    found = (_parse_attachment(it, message, me) for it in message.get("attachments") or ())
+    return tuple(piece for piece in found if piece is not None)
+
+
+def _parse_attachment(attachment: dict[str, Any], message: dict[str, Any], me: SlackIdentity) -> TextPiece | None:
+    parts = [attachment.get("title"), attachment.get("text")]
+    text = "\n".join(str(part) for part in parts if part) or str(attachment.get("fallback") or "")
+    text = formatting.from_mrkdwn(text, names={me.user: me.name})
+    shared = bool(attachment.get("is_share"))
+    if not text and not (shared and attachment.get("files")):
+        return None
+    if not shared and not attachment.get("is_msg_unfurl"):
+        by = str(attachment.get("service_name") or attachment.get("author_name") or attachment.get("from_url") or "")
+        return TextPiece(source="embedded", by=by, name=by, text=shorten_piece(text))
+    id, name = str(attachment.get("author_id") or ""), str(attachment.get("author_name") or "")
+    by = AGENT_ITSELF if id == me.user else f"{NAME}:{id}" if id else name
+    if shared:
+        return TextPiece(source="forwarded", by=f"{NAME}:{id}" if id else name, name=name, text=text)
+    return TextPiece(
+        source="quoted", by=by, name=name, own=bool(id) and id == message.get("user"), text=shorten_piece(text)
+    )
+
+
+def _list_shared_files(message: dict[str, Any]) -> list[Any]:
+    """Return the files of shared messages."""
+    shared = [it for it in message.get("attachments") or () if it.get("is_share")]
+    return [file for it in shared for file in it.get("files") or ()]
+
+
 def is_own_message(message: dict[str, Any], me: SlackIdentity) -> bool:
     return message.get("user") == me.user or (bool(me.bot) and message.get("bot_id") == me.bot)
 
@@ -138,10 +173,3 @@ def _get_hops(message: dict[str, Any]) -> int:
     metadata = message.get("metadata") or {}
     hops = metadata.get("event_payload", {}).get("hops") if metadata.get("event_type") == METADATA_EVENT_TYPE else 0
     return hops if isinstance(hops, int) and 0 <= hops <= 1_000 else 0
-
-
-def _require_id(fields: dict[str, Any], key: str) -> str:
-    value = fields[key]
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{key} is not an id")
-    return value

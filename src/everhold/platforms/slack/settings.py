@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from everhold.errors import InvalidRequest
-from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
-from everhold.ports.plugin import PluginContext
-
-if TYPE_CHECKING:
-    from everhold.platforms.slack.adapter import SlackPlatform
+from everhold.platforms.factory import PlatformFactory
 
 NAME: Final = "slack"
 
@@ -55,17 +50,4 @@ class SlackSettings(BaseModel):
         return self
 
 
-class SlackFactory:
-    @property
-    def Settings(self) -> type[SlackSettings]:
-        return SlackSettings
-
-    def __call__(self, settings: SlackSettings, context: PluginContext) -> SlackPlatform:
-        try:
-            from everhold.platforms.slack.adapter import SlackPlatform
-        except ImportError as error:
-            raise InvalidRequest(f"its library is missing: {error.name}", remedy=describe_install("slack")) from error
-        return SlackPlatform(settings, context)
-
-
-factory: Final = SlackFactory()
+factory: Final = PlatformFactory(SlackSettings, "everhold.platforms.slack.adapter:SlackPlatform", extra="slack")

@@ -27,7 +27,7 @@ from everhold.core.message_split import count_units
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.infra.secret import SecretString
-from everhold.platforms.files import load_outgoing_file
+from everhold.platforms.files import add_missing_note, load_outgoing_file
 from everhold.platforms.telegram import errors as telegram_errors, parsing
 from everhold.platforms.telegram.formatting import format_markdown
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, TelegramWebhookSettings
@@ -274,10 +274,9 @@ class TelegramPlatform:
             data = await self._download_file(file)
         except EverholdError as error:
             self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            note = f"[{file.name} was not stored: {error.message}]"
-            text = f"{heard.text}\n{note}" if heard.text else note
             missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
-            return msgspec.structs.replace(heard, text=text, attachments=(missing,))
+            noted = add_missing_note(heard, f"[{file.name} was not stored: {error.message}]")
+            return msgspec.structs.replace(noted, attachments=(missing,))
         assert len(data) <= most
         kept = build_attachment(data, name=file.name, media=file.media)
         return msgspec.structs.replace(heard, attachments=(kept,), files=(data,))

@@ -6,19 +6,28 @@ from __future__ import annotations
 from typing import Any, Final
 
 from msgspec import Struct
-from telegram import Message, MessageEntity, Update, User
+from telegram import (
+    Chat,
+    Message,
+    MessageEntity,
+    MessageOrigin,
+    MessageOriginChannel,
+    MessageOriginChat,
+    MessageOriginHiddenUser,
+    MessageOriginUser,
+    Update,
+    User,
+)
 
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
+from everhold.core.provenance import shorten_piece
+from everhold.platforms.telegram.settings import NAME
 from everhold.ports.platform import IncomingMessage
 
 ALLOWED_UPDATES: Final = ("message", "edited_message", "channel_post", "edited_channel_post")
 """The updates that contain messages of people."""
 _OTHER_CONTENT_FIELDS: Final = ("location", "venue", "contact", "poll", "dice", "game")
 """Content that is neither text nor a file. The message names it, so that the agent knows of it."""
-
-
-MAX_QUOTE_CHARS: Final = 200
-"""How much of the replied-to message is quoted."""
 
 
 class TelegramFile(Struct, frozen=True, kw_only=True):
@@ -54,15 +63,16 @@ def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage |
     message = get_message(update)
     if message is None:
         return None
-    text = _extract_text(message, me)
-    if not text and parse_file(message) is None:
+    text = "" if message.forward_origin is not None else _extract_text(message, me)
+    pieces = _extract_pieces(message, me)
+    if not text and not pieces and parse_file(message) is None:
         return None
     direct = message.chat.type == "private"
     thread = str(message.message_thread_id) if message.is_topic_message and message.message_thread_id else ""
     edited = update.edited_message is not None or update.edited_channel_post is not None
     return IncomingMessage(
         origin=ChatLocation(
-            platform="telegram",
+            platform=NAME,
             account=account,
             chat=str(message.chat.id),
             thread=thread,
@@ -77,6 +87,7 @@ def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage |
         revision=str(update.update_id) if edited else "",
         addressed=direct or _is_addressed_to_us(message, me),
         bot=message.sender_chat is None and message.from_user is not None and message.from_user.is_bot,
+        pieces=pieces,
     )
 
 
@@ -99,27 +110,69 @@ def parse_file(message: Message) -> TelegramFile | None:
 
 
 def _extract_text(message: Message, me: User) -> str:
-    text = message.text or message.caption or ""
+    text = _get_content(message)
     if not text:
-        return next((f"[{thing}]" for thing in _OTHER_CONTENT_FIELDS if getattr(message, thing) is not None), "")
+        return ""
     # "@bot /status" is a command too, because people write it that way
     words = text.split(maxsplit=1)
     if me.username and words[0].lower() == f"@{me.username.lower()}" and len(words) > 1 and words[1].startswith("/"):
         return words[1]
-    return text if text.startswith("/") else _extract_quote(message) + text
+    return text
 
 
-def _extract_quote(message: Message) -> str:
-    """Return a quote of the replied-to message, so that "yes, that one" can be understood. The preceding message is not
-    quoted."""
-    said = message.quote.text if message.quote is not None else ""
-    answered = message.reply_to_message
-    if not said and answered is not None and answered.forum_topic_created is None:
-        said = answered.text or answered.caption or ""
-    if not said:
-        return ""
-    line = " ".join(said.split())
-    return f"> {line[:MAX_QUOTE_CHARS]}{'…' if len(line) > MAX_QUOTE_CHARS else ''}\n"
+def _extract_pieces(message: Message, me: User) -> tuple[TextPiece, ...]:
+    """Return the text that the sender did not write: the whole of a forwarded message, or the message replied to."""
+    if message.forward_origin is not None:
+        by, name = _identify_origin(message.forward_origin)
+        return (TextPiece(source="forwarded", by=by, name=name, text=_get_content(message)),)
+    quote = _extract_quote(message, me)
+    return () if quote is None else (quote,)
+
+
+def _extract_quote(message: Message, me: User) -> TextPiece | None:
+    """Return the quote of the message replied to, so that "yes, that one" can be understood."""
+    quoted = message.quote.text if message.quote is not None else ""
+    replied, external = message.reply_to_message, message.external_reply
+    if replied is not None and replied.forum_topic_created is None:
+        text = quoted or _get_content(replied)
+        if replied.forward_origin is not None:  # the sender of that message did not write it
+            by, name = _identify_origin(replied.forward_origin)
+            own = False
+        else:
+            by, name = f"{NAME}:{_get_sender_id(replied)}", _get_sender_name(replied)
+            own = _get_sender_id(replied) == _get_sender_id(message)
+            by = AGENT_ITSELF if by == f"{NAME}:{me.id}" else by
+    elif external is not None:
+        text, own = quoted, False
+        by, name = _identify_origin(external.origin)
+    else:
+        return None
+    return TextPiece(source="quoted", by=by, name=name, own=own, text=shorten_piece(text)) if text else None
+
+
+def _identify_origin(origin: MessageOrigin) -> tuple[str, str]:
+    """Return the identity of an author, as far as Telegram reports it, and the display name."""
+    match origin:
+        case MessageOriginUser(sender_user=user):
+            return f"{NAME}:{user.id}", user.full_name
+        case MessageOriginHiddenUser(sender_user_name=name):
+            return name, name  # the account does not allow a link to it
+        case MessageOriginChat(sender_chat=chat, author_signature=signature):
+            return f"{NAME}:{chat.id}", _name_chat(chat, signature)
+        case MessageOriginChannel(chat=chat, author_signature=signature):
+            return f"{NAME}:{chat.id}", _name_chat(chat, signature)
+        case _:
+            return "", ""
+
+
+def _name_chat(chat: Chat, signature: str | None) -> str:
+    return ", ".join(part for part in (chat.title, signature) if part)
+
+
+def _get_content(message: Message) -> str:
+    """Return the text or caption of a message, or the name of what it contains instead."""
+    text = message.text or message.caption or ""
+    return text or next((f"[{thing}]" for thing in _OTHER_CONTENT_FIELDS if getattr(message, thing) is not None), "")
 
 
 def _get_sender_id(message: Message) -> str:
@@ -136,7 +189,10 @@ def _get_sender_name(message: Message) -> str:
 
 
 def _is_addressed_to_us(message: Message, me: User) -> bool:
-    """Return whether the message mentions the bot, replies to it, or is a command for it."""
+    """Return whether the message mentions the bot, replies to it, or is a command for it. A mention in a forwarded text
+    is not the sender's."""
+    if message.forward_origin is not None:
+        return False
     replied = message.reply_to_message
     if replied is not None and replied.from_user is not None and replied.from_user.id == me.id:
         return True

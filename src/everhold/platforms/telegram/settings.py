@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from everhold.errors import InvalidRequest
-from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
-from everhold.ports.plugin import PluginContext
-
-if TYPE_CHECKING:
-    from everhold.platforms.telegram.adapter import TelegramPlatform
+from everhold.platforms.factory import PlatformFactory
 
 NAME: Final = "telegram"
 
@@ -60,19 +55,6 @@ class TelegramSettings(BaseModel):
         return self
 
 
-class TelegramFactory:
-    @property
-    def Settings(self) -> type[TelegramSettings]:
-        return TelegramSettings
-
-    def __call__(self, settings: TelegramSettings, context: PluginContext) -> TelegramPlatform:
-        try:
-            from everhold.platforms.telegram.adapter import TelegramPlatform
-        except ImportError as error:
-            raise InvalidRequest(
-                f"its library is missing: {error.name}", remedy=describe_install("telegram")
-            ) from error
-        return TelegramPlatform(settings, context)
-
-
-factory: Final = TelegramFactory()
+factory: Final = PlatformFactory(
+    TelegramSettings, "everhold.platforms.telegram.adapter:TelegramPlatform", extra="telegram"
+)

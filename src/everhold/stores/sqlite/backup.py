@@ -10,8 +10,8 @@ import apsw
 from everhold.core.audit import audit_session
 from everhold.errors import EverholdError, StoreError
 from everhold.stores.sqlite import connect, damage, entries, migrate, verify
+from everhold.stores.sqlite.connect import fetch_rows
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
-from everhold.stores.sqlite.rows import fetch_rows
 
 
 class StoreCopy(NamedTuple):

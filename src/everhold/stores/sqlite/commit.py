@@ -1,11 +1,19 @@
-"""Applies one change inside the caller's transaction: conditions, entries, and the rows derived from them."""
+"""Applies changes inside the caller's transaction: conditions, entries, and the rows derived from them.
+
+`apply_change` applies one change of any kind. `append_messages` applies several changes that only append a message
+each, with one statement per table. It is used when many messages arrive at once. Special cases (a repeated delivery, an
+address that leads to another session by now) raise an error there; then the transaction is rolled back, and
+`apply_change` applies the changes one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import apsw
+import msgspec
 
 from everhold.core.entries import (
     AddressBound,
@@ -26,15 +34,14 @@ from everhold.core.entries import (
 )
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, CommitResult, SessionOpening, Step
+from everhold.ports.store import Change, Claim, CommitResult, SessionOpening, Step
 from everhold.stores.sqlite import (
     bindings,
-    blobs,
     cursors,
-    dead_letters,
+    deliveries,
     entries,
     operations,
-    receipts,
+    people,
     sessions,
     spending,
     state_records,
@@ -247,15 +254,15 @@ def _derive_changed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, 
 
 def _derive_erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Erased) -> int:
     session = change.session
-    gone = set(change.erase)
-    if gone != set(body.seqs):
+    erased_seqs = set(change.erase)
+    if erased_seqs != set(body.seqs):
         raise InvalidRequest("the erased entries and those that the `erased` entry names must be the same")
-    if any(erased >= seq for erased in gone):
+    if any(erased >= seq for erased in erased_seqs):
         raise NotFound(f"session {session}: an entry that is not yet in the log cannot be erased")
-    touched = operations.find_ended_seqs(cur, session, gone)
+    touched = operations.find_ended_seqs(cur, session, erased_seqs)
     if cursors.has_in_flight(cur, session):
-        cursors.void_in_flight(cur, session, gone | touched)
-    dead_letters.drop_erased_dead_letters(cur, session, gone, touched)
+        cursors.void_in_flight(cur, session, erased_seqs | touched)
+    deliveries.drop_erased_dead_letters(cur, session, erased_seqs, touched)
     entries.erase_entries(cur, session, change.erase)
     operations.clear_pending(cur, session, change.erase)
     operations.hide_operations(cur, session, seq, body.compressions)
@@ -280,11 +287,13 @@ def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
     if change.erase and not any(type(draft.body) is Erased for draft in change.entries):
         raise InvalidRequest("a change that erases must contain an `erased` entry")
     if change.receipts or change.dead_letters or change.replayed:
-        receipts.insert_receipts(cur, change.receipts, at=change.at)
-        dead_letters.add_dead_letters(cur, change.dead_letters, at=change.at)
-        dead_letters.settle_dead_letters(cur, change.replayed)
+        deliveries.insert_receipts(cur, change.receipts, at=change.at)
+        deliveries.add_dead_letters(cur, change.dead_letters, at=change.at)
+        deliveries.settle_dead_letters(cur, change.replayed)
     for write in change.state_writes:
         state_records.write_state(cur, write)
+    if change.people or change.first_seen or change.peers:
+        _apply_people(cur, change)
     if change.spends:
         spending.add_spends(cur, change.spends)
     if change.blobs or change.records or change.drop_blobs:
@@ -295,11 +304,91 @@ def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
         operations.pause_operation(cur, change.session, change.op)
 
 
+def _apply_people(cur: apsw.Cursor, change: Change) -> None:
+    if change.people:
+        if change.people_epoch is None:
+            raise InvalidRequest("a change of people must name the epoch that it was planned on")
+        people.append_events(cur, change.people, at=change.at, epoch=change.people_epoch)
+    people.add_first_seen(cur, change.first_seen, at=change.at)
+    people.add_peers(cur, change.peers, new_entries=len(change.entries))
+
+
 def _write_blobs(cur: apsw.Cursor, change: Change) -> None:
-    blobs.store_blobs(cur, change.blobs)
+    entries.store_blobs(cur, change.blobs)
     if change.records:
         if change.op is None:
             raise InvalidRequest("a change with records must name an operation")
         if not entries.has_erasure_since(cur, change.session, change.op):
-            blobs.store_blobs(cur, change.records)
-    blobs.delete_blobs(cur, change.drop_blobs)
+            entries.store_blobs(cur, change.records)
+    entries.delete_blobs(cur, change.drop_blobs)
+
+
+# -- many messages at once ---------------------------------------------------------------------------------------------
+
+HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
+"""The fields of a change that `append_messages` handles. A change that sets any other field needs `apply_change`."""
+
+# `cross join` fixes the order of the joins, so that only the requested rows are read.
+_SELECT_HEADS: Final = (
+    "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
+    "(select due from cursors where session = s.id and consumer = j.value) "
+    "from json_each(?) j cross join bindings b on b.address = j.key cross join sessions s on s.id = b.session"
+)
+_encoder: Final = msgspec.json.Encoder()
+_other_fields: Final = attrgetter(*(name for name in Change.__struct_fields__ if name not in HANDLED_FIELDS))
+_NO_OTHER_FIELDS: Final = _other_fields(Change(step=Step.ACCEPT, session="", at=0.0))
+
+
+def is_plain_message(change: Change) -> bool:
+    """Return whether a change appends one message to an existing session and does nothing else."""
+    drafts = change.entries
+    return (
+        change.step is Step.ACCEPT
+        and change.bound is not None
+        and len(drafts) == 1
+        and type(drafts[0].body) is Heard
+        and drafts[0].op is None
+        and bool(_other_fields(change) == _NO_OTHER_FIELDS)
+    )
+
+
+def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[CommitResult]:
+    """Apply `changes` in their order. Each of them satisfies `is_plain_message`."""
+    asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
+    heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
+    salts = chance.bytes(entries.SALT_BYTES * len(changes))
+    salt = 0
+    grown: dict[str, int] = {}
+    rows, pending, placed = [], [], []
+    for change in changes:
+        (address, title), session, draft = change.bound, change.session, change.entries[0]  # type: ignore[misc]
+        head = heads.get(address)
+        if head is None or head[1] != session or head[2] != title:
+            raise Conflict(f"{address} no longer leads to session {session} with the title {title!r}")
+        seq = grown.get(session) or head[3]
+        grown[session] = seq + 1
+        rows.append(entries.build_row(session, seq, draft, at=change.at, salt=salts[salt : salt + entries.SALT_BYTES]))
+        pending.append((session, seq, draft.body.asks))  # type: ignore[union-attr]
+        placed.append((change, seq, head))
+        salt += entries.SALT_BYTES
+    entries.insert_rows(cur, rows)
+    pos = cur.connection.last_insert_rowid() - len(rows)
+    operations.add_pending_messages(cur, pending)
+    sessions.advance_sessions(cur, [(following, session) for session, following in grown.items()])
+    done = []
+    woken = set[str]()
+    for change, seq, (address, session, _, _, generation, parent, due) in placed:
+        pos += 1
+        claims: tuple[Claim, ...] = ()
+        if wakeups := change.wakeups:
+            first, at = wakeups[0], change.at
+            awake = due is not None and due <= at and first.consumer == asked[address] and session not in woken
+            if not awake or first.owner or first.waits_for or len(wakeups) > 1:
+                claims = cursors.apply_wakeups(cur, session, wakeups, before=seq - 1, at=at)
+                woken.add(session)
+        for write in change.state_writes:
+            state_records.write_state(cur, write)
+        if parent:
+            generation += sessions.count_inherited_erasures(cur, parent)
+        done.append(CommitResult(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
+    return done

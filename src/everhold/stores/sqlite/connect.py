@@ -1,10 +1,11 @@
-"""Opens connections to the database file, and keeps the file private to its owner."""
+"""Opens connections to the database file, reads rows from them, and keeps the file private to its owner."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -65,3 +66,9 @@ def make_private(path: Path) -> None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     os.close(handle)
     path.chmod(0o600)
+
+
+def fetch_rows(cur: apsw.Cursor, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+    """Return all rows of a query at once, so that no statement stays open."""
+    found: list[Any] = cur.execute(sql, values).fetchall()
+    return found

@@ -21,7 +21,7 @@ from everhold.ports.store import (
     MemoryBacklog,
     Wakeup,
 )
-from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite.connect import fetch_rows
 from everhold.stores.sqlite.sessions import SessionHead, compute_head
 
 _UPSERT_WAKEUP: Final = (

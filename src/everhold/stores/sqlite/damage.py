@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import apsw
 
-from everhold.stores.sqlite import connect
-
 MAX_NAMED_SESSIONS: Final = 5
-
-
-class DamageReport(NamedTuple):
-    """`lines` are SQLite's messages. `damaged_sessions` cannot be read completely, `sound_sessions` can."""
-
-    lines: list[str]
-    damaged_sessions: list[str]
-    sound_sessions: list[str]
-    last_seqs: dict[str, int]
-
-
-def inspect_damage(path: Path, *, vfs: str | None = None) -> DamageReport:
-    """Report what is known about the file at `path`, without assuming that it is intact."""
-    try:
-        db = connect.open_for_reading(path, vfs=vfs)
-    except apsw.Error as error:
-        return DamageReport([str(error)], [], [], {})
-    try:
-        lines = list_integrity_errors(db)
-        damaged, sound, lasts = _sort_sessions(db)
-    finally:
-        db.close()
-    return DamageReport(lines, damaged, sound, lasts)
 
 
 def list_integrity_errors(db: apsw.Connection, *, most: int = 20, quick: bool = False) -> list[str]:
@@ -53,7 +27,7 @@ def list_integrity_errors(db: apsw.Connection, *, most: int = 20, quick: bool = 
 
 def name_damaged_sessions(db: apsw.Connection) -> str:
     """The damaged sessions, as part of a sentence; empty if none is known."""
-    damaged, sound, _ = _sort_sessions(db)
+    damaged, sound = _sort_sessions(db)
     if not damaged:
         return ""
     more = f" and {len(damaged) - MAX_NAMED_SESSIONS} more" if len(damaged) > MAX_NAMED_SESSIONS else ""
@@ -61,13 +35,13 @@ def name_damaged_sessions(db: apsw.Connection) -> str:
     return f"cannot be read completely: session {', '.join(damaged[:MAX_NAMED_SESSIONS])}{more}{whole}"
 
 
-def _sort_sessions(db: apsw.Connection) -> tuple[list[str], list[str], dict[str, int]]:
+def _sort_sessions(db: apsw.Connection) -> tuple[list[str], list[str]]:
     lasts = read_last_seqs(db)
     damaged: list[str] = []
     sound: list[str] = []
     for session in sorted(lasts):
         (sound if _is_readable(db, session, lasts[session]) else damaged).append(session)
-    return damaged, sound, lasts
+    return damaged, sound
 
 
 def read_last_seqs(db: apsw.Connection) -> dict[str, int]:

@@ -153,4 +153,3 @@ class DiskGuardedStore(SqliteStore):
     revoke_leases = _report_full_disk(SqliteStore.revoke_leases)
     retry_now = _report_full_disk(SqliteStore.retry_now)
     replay_dead_letters = _report_full_disk(SqliteStore.replay_dead_letters)
-    link_identity = _report_full_disk(SqliteStore.link_identity)

@@ -1,8 +1,9 @@
-"""The table of entries: appending, reading and erasing. Derived rows are written by `commit`."""
+"""The tables of entries (appending, reading, erasing) and of the blobs that they name. `commit` writes derived rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
@@ -135,10 +136,14 @@ def find_duplicate(cur: apsw.Cursor, draft: EntryDraft) -> DuplicateEntry | None
     differs = False
     if text is not None and isinstance(draft.body, Heard):
         stored = decode_body(EntryKind(kind), text)
-        differs = isinstance(stored, Heard) and (
-            (stored.text, stored.attachments) != (draft.body.text, draft.body.attachments)
-        )
+        differs = isinstance(stored, Heard) and _list_sent_content(stored) != _list_sent_content(draft.body)
     return DuplicateEntry(session, seq, pos, differs)
+
+
+def _list_sent_content(heard: Heard) -> tuple[object, ...]:
+    """Return what the sender sent. Quoted and embedded text does not count, because a platform may add it later."""
+    forwarded = tuple(piece for piece in heard.pieces if piece.source == "forwarded")
+    return heard.text, heard.attachments, forwarded
 
 
 def has_thought_after(cur: apsw.Cursor, pos: int) -> bool:
@@ -264,3 +269,20 @@ SELECT_PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? and p.seq > ? order by p.seq"
 )
+
+
+def store_blobs(cur: apsw.Cursor, blobs: Iterable[bytes]) -> None:
+    """Store each content under its SHA-256 digest."""
+    cur.executemany(
+        "insert or ignore into blobs(digest, data) values (?, ?)",
+        [(hashlib.sha256(data).hexdigest(), data) for data in blobs],
+    )
+
+
+def delete_blobs(cur: apsw.Cursor, digests: Iterable[str]) -> None:
+    cur.executemany("delete from blobs where digest = ?", [(digest,) for digest in digests])
+
+
+def read_blob(cur: apsw.Cursor, digest: str) -> bytes | None:
+    data: bytes | None = cur.execute("select data from blobs where digest = ?", (digest,)).get
+    return data

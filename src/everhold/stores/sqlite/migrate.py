@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import apsw
 
-from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer
+from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer, StoreOutdated
 from everhold.stores.sqlite import connect, damage
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
@@ -176,7 +176,7 @@ def inspect_header(path: Path, *, newest: int | None = None) -> None:
     (page_size,) = struct.unpack(">H", header[16:18])
     (application,) = struct.unpack(">I", header[68:72])
     if application == DEVELOPMENT_APPLICATION:
-        raise StoreError(
+        raise StoreOutdated(
             "this home was created by a development version and cannot be opened",
             remedy="start with a new home (`--home`)",
         )

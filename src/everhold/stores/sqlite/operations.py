@@ -10,7 +10,7 @@ import apsw
 from everhold.core.entries import RELEASING_OUTCOMES, Began, EntryKind, Heard, OperationsUndone, Took, decode_body
 from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.store import Claim, Operation
-from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite.connect import fetch_rows
 
 _INSERT_PENDING: Final = "insert into pending(session, seq, asks) values (?, ?, ?)"
 _DELETE_PENDING: Final = "delete from pending where session = ? and seq = ?"

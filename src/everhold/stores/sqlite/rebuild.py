@@ -32,7 +32,7 @@ from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, InFlightBatch, Step, Wakeup
 from everhold.stores.sqlite import bindings, commit, cursors, operations, sessions
-from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite.connect import fetch_rows
 
 _DERIVED_TABLES: Final = ("pending", "operations", "bindings")
 _batches: Final = msgspec.json.Decoder(InFlightBatch)
@@ -110,8 +110,8 @@ def _find_commit_end(cur: apsw.Cursor, pos: int) -> int:
 
 
 def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -> RollbackResult:
-    gone = cur.execute("select count(*) from entries where pos > ?", (pos,)).get
-    if not gone:
+    removed_count = cur.execute("select count(*) from entries where pos > ?", (pos,)).get
+    if not removed_count:
         return RollbackResult(kept_upto_pos=pos, entries=0, sessions=0, stopped_operations=0)
     before = cur.execute("select count(*) from sessions").get
     cur.execute("delete from sessions where (select min(pos) from entries where session = sessions.id) > ?", (pos,))
@@ -127,7 +127,7 @@ def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -
     _cut_cursors(cur, at=at)
     stopped = _stop_running(cur, at=at, chance=chance)
     left = cur.execute("select count(*) from sessions").get
-    return RollbackResult(kept_upto_pos=pos, entries=gone, sessions=before - left, stopped_operations=stopped)
+    return RollbackResult(kept_upto_pos=pos, entries=removed_count, sessions=before - left, stopped_operations=stopped)
 
 
 def rebuild_derived_rows(cur: apsw.Cursor) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from everhold.core.entries import Changed, EntryKind, MemoryNameSet, SessionTitled, decode_body
 from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Session, SessionOpening
-from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite.connect import fetch_rows
 
 _SELECT_HEAD: Final = "select next_seq, generation, parent from sessions where id = ?"
 _SELECT_BOUND_HEAD: Final = (
@@ -148,8 +148,9 @@ SELECT_PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
 SELECT_PAGE_BACKWARDS: Final = _SELECT + "where ?1 = '' or s.id < ?1 order by s.id desc limit ?2"
 SELECT_BEGUN: Final = (
     _SELECT + "where (:agent = '' or s.agent = :agent) and (:after = '' or s.id < :after) "
-    "and (s.address = :address or :author = (select e.author from entries e where e.session = s.id "
-    "and e.kind in ('heard', 'changed') and e.author <> 'system' order by e.seq limit 1)) "
+    "and (s.address = :address or (select e.author from entries e where e.session = s.id "
+    "and e.kind in ('heard', 'changed') and e.author <> 'system' order by e.seq limit 1) "
+    "in (select value from json_each(:authors))) "
     "order by s.id desc limit :limit"
 )
 SELECT_BRANCHES: Final = _SELECT + "where s.parent = ? and s.parent <> '' order by s.id"

@@ -9,7 +9,7 @@ import apsw
 
 from everhold.errors import Conflict
 from everhold.ports.store import StateNamespace, StateRecord, StateWrite
-from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite.connect import fetch_rows
 
 
 def write_state(cur: apsw.Cursor, write: StateWrite) -> None:

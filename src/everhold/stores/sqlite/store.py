@@ -16,6 +16,7 @@ import apsw
 import msgspec
 
 from everhold.core.entries import Entry, EntryKind
+from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.errors import NotFound, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import (
@@ -29,6 +30,7 @@ from everhold.ports.store import (
     MemoryBacklog,
     Now,
     Operation,
+    PeerRecord,
     Receipt,
     ReceiptCount,
     Session,
@@ -40,17 +42,14 @@ from everhold.ports.store import (
 from everhold.stores.sqlite import (
     backup as copies,
     bindings,
-    blobs,
-    bulk,
     commit,
     connect,
     cursors,
-    dead_letters,
+    deliveries,
     entries,
     migrate,
     operations,
     people,
-    receipts,
     sessions,
     spending,
     state_records,
@@ -58,7 +57,6 @@ from everhold.stores.sqlite import (
     watermark,
 )
 from everhold.stores.sqlite.errors import build_damaged_error, build_invalid_name_error, translate_error
-from everhold.stores.sqlite.rows import fetch_rows
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
 T = TypeVar("T")
@@ -68,6 +66,7 @@ URGENT_STEPS: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
 MAX_LOST_ENTRIES: Final = 1_024
 """A power cut loses fewer entries than this: those of commits after the last durable one."""
 MAX_LIGHT_ENTRIES: Final = 32
+MAX_NEW_PEOPLE_EVENTS: Final = 1_000
 MAX_LIGHT_BYTES: Final = 64 * 1024
 
 
@@ -95,6 +94,7 @@ class SqliteStore:
         self._safe_pos: int | None = None
         self._latest = cursors.find_latest_wait_start(self._read_cursor)
         """The latest time of any write. If the present time is earlier, the clock has gone back."""
+        self._people: PeopleDirectory | None = None
         self.upgrade_backup: Path | None = None
         """The copy that was made before an upgrade of the schema."""
 
@@ -172,7 +172,7 @@ class SqliteStore:
 
     async def commit(self, change: Change) -> CommitResult:
         job = functools.partial(self._apply_change, change)
-        if self._safe_pos is None and bulk.is_plain_message(change):
+        if self._safe_pos is None and commit.is_plain_message(change):
             done = await self.writer.write(job, urgent=True, light=True, alike=change)
         else:
             # The first entry after a power cut must be durable, or the next power cut would free its pos again.
@@ -197,7 +197,7 @@ class SqliteStore:
 
     def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[CommitResult]:
         """Apply several changes that only append messages."""
-        done = bulk.append_messages(cur, changes, self._chance)
+        done = commit.append_messages(cur, changes, self._chance)
         self._latest = max(self._latest, *(change.at for change in changes))
         self.writer.last_pos = done[-1].pos
         return done
@@ -241,10 +241,7 @@ class SqliteStore:
 
     async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: dead_letters.replay_dead_letters(cur, ids, at=at))
-
-    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        await self.writer.write(lambda cur: people.link_identity(cur, identity, person, at=at))
+        return await self.writer.write(lambda cur: deliveries.replay_dead_letters(cur, ids, at=at))
 
     # -- sessions and their logs
 
@@ -271,13 +268,15 @@ class SqliteStore:
         return [sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sql, (after, limit))]
 
     async def list_sessions_begun_by(
-        self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
+        self, *, authors: Collection[str], agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
-        values = {"author": author, "agent": agent, "address": address, "limit": limit, "after": after}
+        wanted = msgspec.json.encode(list(authors)).decode()
+        values = {"authors": wanted, "agent": agent, "address": address, "limit": limit, "after": after}
 
         def read(db: apsw.Connection) -> list[Session]:
             cur = db.cursor()
-            return [sessions.parse_session_row(cur, row) for row in fetch_rows(cur, sessions.SELECT_BEGUN, values)]
+            found = connect.fetch_rows(cur, sessions.SELECT_BEGUN, values)
+            return [sessions.parse_session_row(cur, row) for row in found]
 
         return await self._read_in_thread(read)  # it reads the beginning of every session
 
@@ -312,7 +311,7 @@ class SqliteStore:
     ) -> list[Entry]:
         sql, values = entries.build_entries_query(session, after=after, upto=upto, kinds=kinds, limit=limit)
         try:
-            found = fetch_rows(self._cursor, sql, values)
+            found: list[Any] = self._cursor.execute(sql, values).fetchall()
         except apsw.CorruptError as error:  # a large file is not checked when it is opened
             raise build_damaged_error(self.path, f"session {session} cannot be read completely: {error}") from error
         except apsw.Error as error:
@@ -388,7 +387,7 @@ class SqliteStore:
         ]
 
     async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
-        rows = self._fetch_rows(receipts.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
+        rows = self._fetch_rows(deliveries.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
         return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
     async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
@@ -400,16 +399,16 @@ class SqliteStore:
     async def list_dead_letters(
         self, *, session: str = "", consumer: str = "", state: str = "dead"
     ) -> list[DeadLetter]:
-        sql, values = dead_letters.build_dead_letters_query(session=session, consumer=consumer, state=state)
-        return [dead_letters.parse_dead_letter_row(row) for row in self._fetch_rows(sql, values)]
+        sql, values = deliveries.build_dead_letters_query(session=session, consumer=consumer, state=state)
+        return [deliveries.parse_dead_letter_row(row) for row in self._fetch_rows(sql, values)]
 
     async def count_receipts_in_doubt(self) -> int:
         count: int = self._fetch_rows("select count(*) from receipts where in_doubt", ())[0][0]
         return count
 
     async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
-        sql, values = receipts.build_receipts_query(session, seq=seq, consumer=consumer)
-        return [receipts.parse_receipt_row(row) for row in self._fetch_rows(sql, values)]
+        sql, values = deliveries.build_receipts_query(session, seq=seq, consumer=consumer)
+        return [deliveries.parse_receipt_row(row) for row in self._fetch_rows(sql, values)]
 
     async def get_state_record(self, namespace: StateNamespace, key: str, *, scope: str = "") -> StateRecord | None:
         return self._translate_errors(lambda: state_records.get_state_record(self._cursor, namespace, key, scope=scope))
@@ -426,18 +425,32 @@ class SqliteStore:
         return self._translate_errors(lambda: spending.list_spends(self._cursor, prefix, day))
 
     async def get_blob(self, digest: str) -> bytes | None:
-        return self._translate_errors(lambda: blobs.read_blob(self._cursor, digest))
+        return self._translate_errors(lambda: entries.read_blob(self._cursor, digest))
 
     # -- people
 
-    async def get_person(self, identity: str) -> str | None:
-        return self._translate_errors(lambda: people.find_person(self._cursor, identity))
+    async def get_people(self) -> PeopleDirectory:
+        return self._translate_errors(self._load_people)
 
-    async def list_identity_links(self) -> list[tuple[str, str]]:
-        return [(row[0], row[1]) for row in self._fetch_rows("select identity, person from identities order by 1", ())]
+    def _load_people(self) -> PeopleDirectory:
+        # Another connection may commit between two reads, so read again until the epoch stays.
+        while self._people is None or people.read_epoch(self._cursor) != self._people.epoch:
+            if self._people is None or not self._extend_people(self._people):
+                self._people = people.load_directory(self._cursor)
+        return self._people
 
-    async def list_identities(self, person: str) -> list[str]:
-        return self._translate_errors(lambda: people.list_identities(self._cursor, person))
+    def _extend_people(self, known: PeopleDirectory) -> bool:
+        """Add strangers to the directory. They are many, so the directory is not read again for each of them."""
+        events = people.list_events(self._cursor, after=known.epoch, limit=MAX_NEW_PEOPLE_EVENTS + 1)
+        return 0 < len(events) <= MAX_NEW_PEOPLE_EVENTS and known.add_first_seen(events)
+
+    async def list_people_events(self, *, after: int = 0, limit: int = 500) -> list[PeopleEvent]:
+        return self._translate_errors(lambda: people.list_events(self._cursor, after=after, limit=limit))
+
+    async def list_peers(
+        self, *, memory: str = "", agent: str = "", identities: Collection[str] | None = None
+    ) -> list[PeerRecord]:
+        return self._translate_errors(lambda: people.list_peers(self._cursor, memory, agent, identities))
 
     # -- the whole store
 
@@ -466,7 +479,8 @@ class SqliteStore:
 
     def _fetch_rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         try:
-            return fetch_rows(self._cursor, sql, values)
+            found: list[Any] = self._cursor.execute(sql, values).fetchall()
+            return found
         except apsw.Error as error:
             raise translate_error(error, self.path) from error
         except UnicodeEncodeError as error:

@@ -37,7 +37,8 @@ from everhold.core.entries import (
     decode_body,
 )
 from everhold.ports.store import InFlightBatch
-from everhold.stores.sqlite.rows import fetch_rows
+from everhold.stores.sqlite import people
+from everhold.stores.sqlite.connect import fetch_rows
 
 STRUCTURAL_KINDS = {EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED, EntryKind.COMPRESSED, EntryKind.CHANGED}
 """Kinds that determine the derived rows. If such an entry was erased, the rows can no longer be computed."""
@@ -50,7 +51,7 @@ def find_contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
     )
     found = [line for id in ids for line in _check_session(cur, id)]
     if session is None:
-        found += _check_bindings(cur) + _find_stray_rows(cur) + _check_blobs(cur)
+        found += _check_bindings(cur) + people.find_contradictions(cur) + _find_stray_rows(cur) + _check_blobs(cur)
     return found
 
 
@@ -141,9 +142,11 @@ def _check_session(cur: apsw.Cursor, id: str) -> list[str]:
     if readable:
         rebuilt = _rebuild_session(bodies)
         found += [f"{id}: {line}" for line in rebuilt.conflicts]
-        gone = {seq for seq, _, _, body in bodies if body is None}
-        found += [f"{id}: entry {seq} has no body, but no entry says it was erased" for seq in gone - rebuilt.erased]
-        found += [f"{id}: entry {seq} was erased, but its body is still there" for seq in rebuilt.erased - gone]
+        empty_seqs = {seq for seq, _, _, body in bodies if body is None}
+        found += [
+            f"{id}: entry {seq} has no body, but no entry says it was erased" for seq in empty_seqs - rebuilt.erased
+        ]
+        found += [f"{id}: entry {seq} was erased, but its body is still there" for seq in rebuilt.erased - empty_seqs]
         if not any(body is None and kind in STRUCTURAL_KINDS for _, _, kind, body in bodies):
             found += _compare_session(cur, id, head[0], rebuilt)
     return found + _check_cursors(cur, id, head[0][0] - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from everhold.testing.conformance import failures, isolation, storing
+from everhold.testing.conformance import canary, failures, isolation, storing
 from everhold.testing.conformance.scenario import ProviderScenario
 
 ConformanceCheck: TypeAlias = Callable[[ProviderScenario], Awaitable[None]]
@@ -17,6 +17,7 @@ CHECKS: Final[dict[str, ConformanceCheck]] = {
     "unicode": storing.check_unicode,
     "large": storing.check_large_items,
     "people": isolation.check_people_isolation,
+    "canary": canary.check_canary,
     "agents": isolation.check_agent_isolation,
     "sessions": isolation.check_session_names,
     "concurrent-notes": storing.check_concurrent_notes,
@@ -32,6 +33,6 @@ CHECKS: Final[dict[str, ConformanceCheck]] = {
     "close": isolation.check_close,
     "restart": isolation.check_restart,
     "kill": failures.check_kill,
-    "far-side-outage": failures.check_service_outage,
+    "service-outage": failures.check_service_outage,
 }
 """The first line of each check's docstring is the promise that it checks."""

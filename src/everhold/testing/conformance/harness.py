@@ -13,6 +13,7 @@ from everhold.core.access import AdmissionDecision
 from everhold.core.consumers import MEMORY_PREFIX, memory_consumer
 from everhold.core.entries import ChatLocation
 from everhold.engine.memory_client import MemoryClient
+from everhold.engine.roles import RoleSource
 from everhold.errors import InDoubt, Transient
 from everhold.ports.clock import RandomSource
 from everhold.ports.memory import MemoryBatch, MemoryHit, MemoryProvider, MemoryQuery
@@ -74,14 +75,12 @@ class FaultyProvider:
         self.faults: deque[StoreFault] = deque()
         self.default_fault: StoreFault | None = None
         self.before_find: Callable[[], Awaitable[None]] | None = None
-        self.store_count = 0
         self.probe_count = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.provider, name)
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
-        self.store_count += 1
         fault = self.faults.popleft() if self.faults else self.default_fault
         return await (fault(self.provider.store, batch) if fault else self.provider.store(batch))
 
@@ -121,6 +120,7 @@ class GatewayHarness:
         self.runtimes.platforms[("fake", "main")] = FakePlatform()
         self.faulty_provider: FaultyProvider
         self.replace_provider()
+        self.roles: RoleSource | None = None
         self.process_count = 0
         self._ids = 0
         self.process: GatewayProcess | None = None
@@ -142,7 +142,7 @@ class GatewayHarness:
         return attached
 
     async def admit_message(self, incoming: IncomingMessage) -> AdmissionDecision:
-        return AdmissionDecision(agent=incoming.agent or "main", person=incoming.sender, group="shared")
+        return AdmissionDecision(agent=incoming.agent or "main", identity=incoming.sender, group="shared")
 
     async def start(self) -> GatewayHarness:
         self.process_count += 1

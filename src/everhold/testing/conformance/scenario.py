@@ -115,7 +115,7 @@ class ProviderScenario:
 
     def make_token(self) -> str:
         """Return a new unique word."""
-        return f"zq{self.mark}x{next(self._tokens)}"
+        return f"zq{self.mark}x{next(self._tokens)}q"  # no token begins another one
 
     def make_person_id(self, name: str) -> str:
         return f"{name}-{self.mark}"

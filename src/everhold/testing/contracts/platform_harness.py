@@ -195,7 +195,7 @@ class PlatformHarness:
         return result
 
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
-        return AdmissionDecision(agent="main", person=incoming.sender, group="shared")
+        return AdmissionDecision(agent="main", identity=incoming.sender, group="shared")
 
     async def _sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)

@@ -18,19 +18,20 @@ from everhold.ports.store import BudgetSpend, Step, Store
 from everhold.testing.contracts.store_cursors import StoreCursorContract
 from everhold.testing.contracts.store_log import StoreLogContract
 from everhold.testing.contracts.store_operations import StoreOperationsContract
+from everhold.testing.contracts.store_people import PeopleStoreContract
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, store_promise
 from everhold.testing.contracts.store_state import StateContract
 
 __all__ = ["SeededRandom", "StoreContract", "StoreScenario"]
 
 
-class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract):
+class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract, PeopleStoreContract):
     def open(self, home: Path) -> Store:
         """Open a new, empty store that may use the directory `home`."""
         raise NotImplementedError
 
     @store_promise
-    async def test_what_was_spent_adds_up_per_budget_and_day(self, scenario: StoreScenario) -> None:
+    async def test_spending_adds_up_per_budget_and_day(self, scenario: StoreScenario) -> None:
         await scenario.commit(spends=(BudgetSpend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
         await scenario.commit(
             spends=(
@@ -91,17 +92,3 @@ class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContra
         read = (await scenario.store.read_feed())[-1].pos
         await scenario.commit_heard()
         await scenario.erase_entries(said, session="other", read=read)
-
-    @store_promise
-    async def test_a_person_is_known_by_each_of_their_identities(self, scenario: StoreScenario) -> None:
-        await scenario.store.link_identity("telegram:1", "ada", at=1.0)
-        await scenario.store.link_identity("slack:U1", "ada", at=2.0)
-        assert await scenario.store.get_person("telegram:1") == "ada"
-        await scenario.store.link_identity("telegram:1", "bob", at=3.0)
-        assert await scenario.store.get_person("telegram:1") == "bob"
-        assert await scenario.store.get_person("slack:U1") == "ada"
-        assert await scenario.store.get_person("slack:U2") is None
-        assert await scenario.store.list_identity_links() == [("slack:U1", "ada"), ("telegram:1", "bob")]
-        await scenario.store.link_identity("telegram:1", "", at=4.0)
-        assert await scenario.store.get_person("telegram:1") is None
-        assert await scenario.store.list_identity_links() == [("slack:U1", "ada")]

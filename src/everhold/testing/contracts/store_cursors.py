@@ -34,7 +34,7 @@ class StoreCursorContract:
     # -- waking
 
     @store_promise
-    async def test_a_cursor_begins_reading_at_the_entry_that_woke_it_first(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_starts_at_the_entry_that_woke_it(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(wake="")
         await scenario.commit_heard(wake="")
         await scenario.commit_heard(wake="turn", at=3.0)
@@ -44,7 +44,7 @@ class StoreCursorContract:
         assert (await scenario.read_cursor()).processed_seq == 2
 
     @store_promise
-    async def test_a_new_cursor_can_be_told_where_to_begin(self, scenario: StoreScenario) -> None:
+    async def test_a_new_cursor_can_be_given_a_start_seq(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(wake="")
         await scenario.commit_heard(wake="")
         await scenario.commit(wakeups=(Wakeup(consumer="memory", start=0), Wakeup(consumer="index", start=1)))
@@ -53,7 +53,7 @@ class StoreCursorContract:
         assert (await scenario.read_cursor("memory")).processed_seq == 0
 
     @store_promise
-    async def test_a_cursor_is_due_when_its_wait_is_over(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_is_due_after_its_delay(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("compression", 30.0, at=100.0)
         assert await scenario.claim_consumers(at=129.0) == []
         assert await scenario.store.get_next_due(at=110.0) == pytest.approx(20.0)
@@ -61,7 +61,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=130.0) == ["compression"]
 
     @store_promise
-    async def test_an_earlier_wakeup_wins_and_a_later_one_changes_nothing(self, scenario: StoreScenario) -> None:
+    async def test_an_earlier_wakeup_applies_and_a_later_one_changes_nothing(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("compression", 30.0, at=100.0)
         await scenario.wake_consumer("compression", 60.0, at=100.0)
         assert (await scenario.read_cursor("compression")).wait == 30.0
@@ -77,7 +77,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=130.0) == ["platform"]
 
     @store_promise
-    async def test_a_cursor_that_waits_after_a_failure_is_not_hurried(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_that_waits_after_a_failure_is_not_due_earlier(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("platform", at=100.0)
         claim = await scenario.claim_cursor("platform", at=100.0)
         await scenario.update_cursor(
@@ -91,7 +91,7 @@ class StoreCursorContract:
     # -- claiming
 
     @store_promise
-    async def test_the_longest_due_cursor_comes_first(self, scenario: StoreScenario) -> None:
+    async def test_the_longest_due_cursor_is_claimed_first(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("c", at=3.0)
         await scenario.wake_consumer("a", at=1.0)
         await scenario.wake_consumer("b", at=2.0)
@@ -99,7 +99,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=10.0) == ["c"]
 
     @store_promise
-    async def test_cursors_with_equal_due_times_come_by_session(self, scenario: StoreScenario) -> None:
+    async def test_cursors_with_equal_due_times_are_ordered_by_session(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         await scenario.commit(wakeups=(Wakeup(consumer="turn"),), at=2.0)
         await scenario.claim_cursor("turn", owner="gone", at=2.0)
@@ -108,7 +108,7 @@ class StoreCursorContract:
         assert (await scenario.claim_cursor("turn", owner="me", at=2.0)).session == "s"
 
     @store_promise
-    async def test_consumers_can_be_skipped_or_singled_out(self, scenario: StoreScenario) -> None:
+    async def test_a_claim_can_skip_or_select_consumers(self, scenario: StoreScenario) -> None:
         for consumer in ("memory:a", "memory:b", "turn", "platform"):
             await scenario.wake_consumer(consumer)
         assert await scenario.claim_consumers(only=("nobody",)) == []
@@ -119,7 +119,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers() == ["memory:a"]
 
     @store_promise
-    async def test_a_claim_says_whose_cursor_it_is(self, scenario: StoreScenario) -> None:
+    async def test_a_claim_names_session_consumer_agent_and_owner(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor(owner="me")
         assert (claim.session, claim.consumer, claim.agent, claim.taken_over) == ("s", "turn", "main", False)
@@ -127,7 +127,7 @@ class StoreCursorContract:
         assert await scenario.read_cursor() == claim.cursor
 
     @store_promise
-    async def test_a_cursor_can_be_taken_with_its_wakeup(self, scenario: StoreScenario) -> None:
+    async def test_a_wakeup_can_claim_its_cursor(self, scenario: StoreScenario) -> None:
         taking = Wakeup(consumer="turn", owner="me", lease=60.0)
         (claim,) = (await scenario.commit(at=5.0, wakeups=(taking,))).claims
         assert (claim.session, claim.consumer, claim.agent, claim.taken_over) == ("s", "turn", "main", False)
@@ -137,7 +137,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=65.0, owner="you") == ["turn"]
 
     @store_promise
-    async def test_a_wakeup_takes_no_cursor_that_is_held_or_not_yet_due(self, scenario: StoreScenario) -> None:
+    async def test_a_wakeup_claims_no_cursor_that_is_held_or_not_yet_due(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("platform", 30.0, at=1.0, mandatory=True)
         await scenario.wake_consumer("turn", at=1.0)
         held = await scenario.claim_cursor("turn", at=1.0, owner="you")
@@ -154,7 +154,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=2.0, owner="me") == []
 
     @store_promise
-    async def test_taking_a_cursor_with_its_wakeup_moves_the_fence_of_what_runs_there(
+    async def test_a_claim_with_a_wakeup_raises_the_fence_of_the_running_operation(
         self, scenario: StoreScenario
     ) -> None:
         seq = await scenario.commit_heard()
@@ -175,7 +175,7 @@ class StoreCursorContract:
         assert await scenario.store.get_next_due(at=2.0) is None
 
     @store_promise
-    async def test_a_lease_that_is_over_can_be_taken_over_and_says_so(self, scenario: StoreScenario) -> None:
+    async def test_an_expired_lease_can_be_taken_over_and_is_marked(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         old = await scenario.claim_cursor(at=1.0, owner="old", lease=60.0)
         new = await scenario.claim_cursor(at=61.0, owner="new", lease=60.0)
@@ -188,7 +188,7 @@ class StoreCursorContract:
         await scenario.begin_operation(1, claim=new)
 
     @store_promise
-    async def test_a_stalled_worker_is_fenced_off_from_its_own_later_self(self, scenario: StoreScenario) -> None:
+    async def test_a_stalled_worker_is_fenced_off_after_its_own_new_claim(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         old = await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
         new = await scenario.claim_cursor(at=61.0, owner="me", lease=60.0)
@@ -230,7 +230,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=2.0) == ["idle"]
 
     @store_promise
-    async def test_a_cursor_that_is_due_again_while_held_waits_for_its_holder(self, scenario: StoreScenario) -> None:
+    async def test_a_held_cursor_that_is_due_again_waits_for_its_holder(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor(at=1.0)
         await scenario.commit_heard(at=2.0)
@@ -257,7 +257,7 @@ class StoreCursorContract:
         assert await scenario.store.get_cursor("compression", "s") is None, "no other cursor is woken"
 
     @store_promise
-    async def test_a_wait_that_is_over_waits_for_nothing(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_whose_delay_ended_waits_for_no_destination(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         await scenario.update_cursor(claim, at=2.0, wait=RetryDelay(seconds=1.0, waits_for="a"), release=True)
@@ -268,7 +268,7 @@ class StoreCursorContract:
     # -- clocks
 
     @store_promise
-    async def test_a_clock_that_goes_back_freezes_nothing(self, scenario: StoreScenario) -> None:
+    async def test_a_clock_that_goes_back_blocks_nothing(self, scenario: StoreScenario) -> None:
         for back in (3600.0, TEN_YEARS_SECONDS):
             await scenario.wake_consumer("compression", 30.0, at=TEN_YEARS_SECONDS * 2)
             assert await scenario.store.get_next_due(at=TEN_YEARS_SECONDS * 2 - back) == 0.0
@@ -286,7 +286,7 @@ class StoreCursorContract:
             await scenario.update_cursor(claim, at=now - back + 30.0, idle_at=9, release=True)
 
     @store_promise
-    async def test_a_clock_that_jumps_ahead_makes_waits_due_and_loses_nothing(self, scenario: StoreScenario) -> None:
+    async def test_a_clock_that_jumps_ahead_makes_delays_due_and_loses_nothing(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("compression", 30.0, at=1.0)
         await scenario.wake_consumer("platform", 30.0, at=1.0, mandatory=True)
         assert await scenario.claim_consumers(at=TEN_YEARS_SECONDS) == ["compression", "platform"]
@@ -324,7 +324,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(owner="me", skip=(mine.name,)) == ["turn"]
 
     @store_promise
-    async def test_a_lease_from_the_future_is_over(self, scenario: StoreScenario) -> None:
+    async def test_a_lease_from_the_future_is_expired(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(at=1.0)
         await scenario.claim_cursor(at=TEN_YEARS_SECONDS, owner="dead", lease=60.0)
         assert (await scenario.claim_cursor(at=2.0, owner="me")).taken_over
@@ -345,7 +345,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=100.0) == ["turn"]
 
     @store_promise
-    async def test_a_cursor_does_not_go_idle_over_what_it_has_not_seen(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_with_unread_entries_does_not_go_idle(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         await scenario.commit_heard(at=2.0)
@@ -353,9 +353,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=3.0) == ["turn"]
 
     @store_promise
-    async def test_a_cursor_that_holds_back_is_due_later_or_as_soon_as_there_is_more(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_a_cursor_that_holds_back_is_due_later_or_with_the_next_entry(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor(at=1.0)
         await scenario.update_cursor(claim, at=1.0, idle_at=1, wait=RetryDelay(seconds=60.0), release=True)
@@ -369,7 +367,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=64.0) == ["turn"]
 
     @store_promise
-    async def test_what_is_held_back_can_be_made_due_and_nothing_else_with_it(self, scenario: StoreScenario) -> None:
+    async def test_only_held_back_cursors_can_be_made_due(self, scenario: StoreScenario) -> None:
         for consumer in ("memory:a", "memory:b", "platform"):
             await scenario.wake_consumer(consumer, 60.0, at=1.0)
         await scenario.wake_consumer("memory:firm", 60.0, at=1.0, mandatory=True)
@@ -382,7 +380,9 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=2.0) == ["memory:failed"]
 
     @store_promise
-    async def test_a_backlog_counts_what_memory_has_yet_to_get_and_nothing_else(self, scenario: StoreScenario) -> None:
+    async def test_a_backlog_counts_only_entries_that_the_memory_has_not_received(
+        self, scenario: StoreScenario
+    ) -> None:
         await scenario.commit_heard(at=1.0)
         claim = await scenario.claim_cursor(at=1.0)
         turn = await scenario.begin_operation(1, claim=claim)
@@ -411,7 +411,7 @@ class StoreCursorContract:
         assert [it.consumer for it in await scenario.store.list_backlogs("memory:")] == ["memory:a"]
 
     @store_promise
-    async def test_a_cursor_does_not_wake_itself_with_what_it_appends(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_is_not_woken_by_its_own_entries(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         op = await scenario.begin_operation(1, claim=claim)
@@ -428,7 +428,9 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=9.0) == ["platform"]
 
     @store_promise
-    async def test_going_idle_elsewhere_looks_at_the_cursors_own_session(self, scenario: StoreScenario) -> None:
+    async def test_an_idle_update_from_another_session_checks_the_cursor_s_own_session(
+        self, scenario: StoreScenario
+    ) -> None:
         await scenario.open_session("t")
         await scenario.commit_heard(wake="backlinks")
         claim = await scenario.claim_cursor("backlinks")
@@ -443,12 +445,12 @@ class StoreCursorContract:
     # -- updating
 
     @store_promise
-    async def test_only_its_holder_says_what_becomes_of_a_cursor(self, scenario: StoreScenario) -> None:
+    async def test_only_the_holder_can_update_a_cursor(self, scenario: StoreScenario) -> None:
         with pytest.raises(InvalidRequest):
             await scenario.commit(cursor=make_idle_update(0))
 
     @store_promise
-    async def test_an_update_leaves_what_it_does_not_name(self, scenario: StoreScenario) -> None:
+    async def test_an_update_keeps_the_fields_it_does_not_name(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         await scenario.update_cursor(claim, processed_seq=1, attempts=3, error="e", in_flight=make_in_flight_batch(1))
@@ -466,7 +468,7 @@ class StoreCursorContract:
         assert (cursor.in_flight, cursor.attempts, cursor.error, cursor.processed_seq) == (None, 0, "", 1)
 
     @store_promise
-    async def test_an_in_flight_batch_survives_a_take_over_as_it_was(self, scenario: StoreScenario) -> None:
+    async def test_an_in_flight_batch_survives_a_takeover_unchanged(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor(at=1.0, owner="old", lease=1.0)
         await scenario.update_cursor(claim, in_flight=make_in_flight_batch(1, state="in_doubt"))
@@ -475,7 +477,7 @@ class StoreCursorContract:
         )
 
     @store_promise
-    async def test_a_repeated_key_still_lets_its_cursor_move_on(self, scenario: StoreScenario) -> None:
+    async def test_a_duplicate_key_still_advances_its_cursor(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         draft = EntryDraft(body=Noted(text="once"), author="system", dedup="backlink:s:1")
         await scenario.commit(draft, session="t")
@@ -489,7 +491,7 @@ class StoreCursorContract:
     # -- erasing
 
     @store_promise
-    async def test_erasing_voids_the_in_flight_batches_that_carry_it(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_voids_in_flight_batches_that_contain_the_entry(self, scenario: StoreScenario) -> None:
         for _ in range(3):
             await scenario.commit_heard(wake="")
         for consumer in ("a", "b", "c"):
@@ -505,7 +507,7 @@ class StoreCursorContract:
         assert states == {"a": "voided", "b": "sent", "c": None}
 
     @store_promise
-    async def test_erasing_voids_the_exchange_that_an_erased_message_belongs_to(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_voids_the_exchange_of_an_erased_message(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("kept", wake="")
         await scenario.commit(make_own_draft(Began(type="turn", takes=(1,))), make_own_draft(Ended()))
         await scenario.commit_heard("secret", wake="")
@@ -520,7 +522,7 @@ class StoreCursorContract:
         assert (await scenario.read_cursor("b")).in_flight == make_in_flight_batch(6, state="voided")
 
     @store_promise
-    async def test_a_holder_who_does_not_know_cannot_bring_a_voided_batch_back(self, scenario: StoreScenario) -> None:
+    async def test_a_holder_that_missed_an_erasure_cannot_restore_a_voided_batch(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor()
         await scenario.update_cursor(claim, in_flight=make_in_flight_batch(1))
@@ -550,7 +552,7 @@ class StoreCursorContract:
         assert await scenario.store.list_receipts("t") == []
 
     @store_promise
-    async def test_what_may_have_arrived_twice_is_counted(self, scenario: StoreScenario) -> None:
+    async def test_possible_duplicates_are_counted(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         assert await scenario.store.count_receipts_in_doubt() == 0
         sure = Receipt(consumer="platform", session="s", seq=1, key="k", remote="r")
@@ -595,7 +597,7 @@ class StoreCursorContract:
         assert await scenario.store.get_next_due(at=9.0) is None
 
     @store_promise
-    async def test_no_reason_repeats_what_was_erased(self, scenario: StoreScenario) -> None:
+    async def test_no_reason_of_a_dead_letter_contains_erased_text(self, scenario: StoreScenario) -> None:
         """A refusal may quote the refused text, also when the text is part of an exchange."""
         await scenario.commit_heard("secret", wake="platform")
         await scenario.commit(make_own_draft(Began(type="turn", takes=(1,))), make_own_draft(Ended()))
@@ -616,7 +618,7 @@ class StoreCursorContract:
         assert "secret" not in (await scenario.read_cursor("platform")).error
 
     @store_promise
-    async def test_a_dead_letter_can_be_replayed_before_its_cursor_goes_on(self, scenario: StoreScenario) -> None:
+    async def test_a_dead_letter_can_be_replayed_before_its_cursor_advances(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(wake="platform")
         claim = await scenario.claim_cursor("platform")
         await scenario.commit(step=Step.DELIVERY_DONE, claim=claim, at=5.0, cursor=make_idle_update(1))
@@ -627,7 +629,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=6.0) == ["platform"]
 
     @store_promise
-    async def test_a_cursor_does_not_go_idle_over_a_dead_letter_that_is_replayed(self, scenario: StoreScenario) -> None:
+    async def test_a_cursor_with_a_replayed_dead_letter_does_not_go_idle(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(wake="platform")
         claim = await scenario.claim_cursor("platform")
         await scenario.commit(claim=claim, dead_letters=(DeadLetter(consumer="platform", session="s", seq=1),))

@@ -52,7 +52,7 @@ class StoreLogContract:
             assert (await scenario.store.get_session(session)).last_seq == 100
 
     @store_promise
-    async def test_each_session_keeps_the_order_in_which_commits_were_asked_for(self, scenario: StoreScenario) -> None:
+    async def test_each_session_keeps_the_order_of_its_commits(self, scenario: StoreScenario) -> None:
         await asyncio.gather(*[scenario.commit_heard(f"m{n}", wake="") for n in range(100)])
         assert await scenario.read_texts() == [f"m{n}" for n in range(100)]
 
@@ -67,7 +67,7 @@ class StoreLogContract:
         assert await scenario.store.read_feed(after=feed[0].pos, limit=2) == feed[1:3]
 
     @store_promise
-    async def test_the_newest_compressions_of_all_sessions_come_first(self, scenario: StoreScenario) -> None:
+    async def test_the_newest_compressions_of_all_sessions_are_listed_first(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         assert await scenario.store.list_compressions(limit=5) == []
         made = []
@@ -79,7 +79,7 @@ class StoreLogContract:
         assert len(await scenario.store.list_compressions(limit=9)) == 3
 
     @store_promise
-    async def test_notes_are_read_without_what_lies_between_them(self, scenario: StoreScenario) -> None:
+    async def test_notes_are_read_without_the_entries_between_them(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         await scenario.commit_heard()
         await scenario.commit(Noted(text="a"))
@@ -92,7 +92,7 @@ class StoreLogContract:
         assert await scenario.store.list_notes(after=notes[0].pos, limit=1) == notes[1:2]
 
     @store_promise
-    async def test_a_change_of_several_entries_is_whole_and_in_order(self, scenario: StoreScenario) -> None:
+    async def test_a_change_of_several_entries_is_complete_and_in_order(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         done = await scenario.commit(Noted(text="a"), Noted(text="b"), Noted(text="c"))
         assert done.seqs == (2, 3, 4)
@@ -101,7 +101,7 @@ class StoreLogContract:
         assert entries[-1].pos == done.pos
 
     @store_promise
-    async def test_an_entry_reads_as_it_was_written(self, scenario: StoreScenario) -> None:
+    async def test_an_entry_survives_a_write_and_a_read(self, scenario: StoreScenario) -> None:
         body = Heard(
             origin=ChatLocation(platform="p", account="a", chat="c", thread="t", message="m"),
             text="x\x00y \u202eright to left \u200b zero \U0001f9d1\u200d\U0001f680",
@@ -128,7 +128,7 @@ class StoreLogContract:
         assert await read(upto=0) == []
 
     @store_promise
-    async def test_places_are_read_together_with_whose_they_are(self, scenario: StoreScenario) -> None:
+    async def test_cited_entries_are_read_with_their_agents(self, scenario: StoreScenario) -> None:
         await scenario.commit(Noted(text="1"), Noted(text="2"))
         await scenario.commit(Noted(text="3"), session="t", opens=SessionOpening(agent="aide", address="test:t"))
         await scenario.erase_entries(2)
@@ -144,7 +144,7 @@ class StoreLogContract:
         assert await scenario.store.get_cited_entries([]) == {}
 
     @store_promise
-    async def test_a_place_tells_whether_its_turn_is_undone(self, scenario: StoreScenario) -> None:
+    async def test_a_cited_entry_reports_whether_its_turn_is_undone(self, scenario: StoreScenario) -> None:
         async def undone() -> list[int]:
             cited = await scenario.store.get_cited_entries(
                 [("s", entry.seq) for entry in await scenario.store.list_entries("s")]
@@ -183,7 +183,7 @@ class StoreLogContract:
     # -- unknown sessions and names
 
     @store_promise
-    async def test_an_unknown_session_is_said_to_be_unknown(self, scenario: StoreScenario) -> None:
+    async def test_an_unknown_session_raises_not_found(self, scenario: StoreScenario) -> None:
         with pytest.raises(NotFound):
             await scenario.commit_heard(session="nobody")
         with pytest.raises(NotFound):
@@ -194,7 +194,7 @@ class StoreLogContract:
         assert await scenario.store.get_cursor("turn", "nobody") is None
 
     @store_promise
-    async def test_an_invalid_text_names_no_session(self, scenario: StoreScenario) -> None:
+    async def test_an_invalid_text_finds_no_session(self, scenario: StoreScenario) -> None:
         store, odd = scenario.store, "\udcff"
         await scenario.commit_heard()
         reads = (
@@ -206,8 +206,6 @@ class StoreLogContract:
             store.get_bound_session,
             store.list_entries,
             store.list_pending,
-            store.get_person,
-            store.list_identities,
             store.list_receipts,
             store.get_blob,
         )
@@ -246,7 +244,7 @@ class StoreLogContract:
         assert await scenario.commit_heard("second") == 2
 
     @store_promise
-    async def test_a_caller_who_gave_up_does_not_undo_what_was_committed(self, scenario: StoreScenario) -> None:
+    async def test_a_cancelled_caller_does_not_undo_its_commit(self, scenario: StoreScenario) -> None:
         task = asyncio.ensure_future(scenario.commit_heard("kept", dedup="k"))
         await asyncio.sleep(0)
         task.cancel()
@@ -257,7 +255,7 @@ class StoreLogContract:
     # -- identity
 
     @store_promise
-    async def test_the_same_message_again_is_a_duplicate_and_appends_nothing(self, scenario: StoreScenario) -> None:
+    async def test_a_repeated_message_is_a_duplicate_and_appends_nothing(self, scenario: StoreScenario) -> None:
         first = await scenario.commit(EntryDraft(body=make_heard("hi"), author="person:ada", dedup="k"))
         again = await scenario.commit(
             EntryDraft(body=make_heard("hi"), author="person:ada", dedup="k"), Noted(text="no")
@@ -268,7 +266,7 @@ class StoreLogContract:
         assert (await scenario.store.get_session("s")).last_seq == 1
 
     @store_promise
-    async def test_a_duplicate_names_the_session_where_the_first_one_stands(self, scenario: StoreScenario) -> None:
+    async def test_a_duplicate_names_the_session_of_the_first_message(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         await scenario.commit_heard("hi", dedup="k")
         done = await scenario.commit(EntryDraft(body=make_heard("hi"), author="person:ada", dedup="k"), session="t")
@@ -276,7 +274,7 @@ class StoreLogContract:
         assert await scenario.store.list_entries("t") == []
 
     @store_promise
-    async def test_the_same_key_with_other_content_is_seen(self, scenario: StoreScenario) -> None:
+    async def test_the_same_key_with_other_content_is_detected(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("hi", dedup="k")
         other = await scenario.commit(EntryDraft(body=make_heard("something else"), author="person:ada", dedup="k"))
         assert (other.duplicate, other.differs) == (True, True)
@@ -285,7 +283,7 @@ class StoreLogContract:
         assert await scenario.read_texts() == ["hi"]
 
     @store_promise
-    async def test_an_edit_has_a_key_of_its_own_and_is_new(self, scenario: StoreScenario) -> None:
+    async def test_an_edit_has_its_own_key_and_is_new(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("helo", dedup="p:c:1:message:")
         await scenario.commit_heard("hello", dedup="p:c:1:message:2")
         assert await scenario.read_texts() == ["helo", "hello"]
@@ -299,7 +297,7 @@ class StoreLogContract:
         assert (await scenario.store.get_session("s")).last_seq == 2
 
     @store_promise
-    async def test_three_times_shuffled_is_heard_once(self, scenario: StoreScenario) -> None:
+    async def test_a_shuffled_triple_delivery_is_heard_once(self, scenario: StoreScenario) -> None:
         order = [n for start in range(0, 20, 5) for n in (start + 2, start, start + 1, start + 4, start + 3) * 3]
         await asyncio.gather(*[scenario.commit_heard(f"m{n}", dedup=f"k{n}", wake="") for n in order])
         texts = await scenario.read_texts()
@@ -315,7 +313,7 @@ class StoreLogContract:
             await scenario.commit(Noted(text="late"), seen=1)
 
     @store_promise
-    async def test_a_change_is_refused_when_the_view_has_changed(self, scenario: StoreScenario) -> None:
+    async def test_a_change_is_refused_when_the_context_has_changed(self, scenario: StoreScenario) -> None:
         op = await scenario.commit_turn()
         await scenario.commit(Noted(text="fine"), generation=0)
         await scenario.commit_change(OperationsUndone(ops=(op,)))
@@ -327,7 +325,7 @@ class StoreLogContract:
     # -- sessions and addresses
 
     @store_promise
-    async def test_a_session_is_made_once_and_its_address_leads_to_it(self, scenario: StoreScenario) -> None:
+    async def test_a_session_is_created_once_and_its_address_is_bound_to_it(self, scenario: StoreScenario) -> None:
         done = await scenario.open_session("n", address="chat:1", at=5.0)
         assert done.session == "n"
         assert await scenario.store.resolve_address("chat:1") == "n"
@@ -342,7 +340,7 @@ class StoreLogContract:
         assert await scenario.store.resolve_address("chat:2") is None
 
     @store_promise
-    async def test_of_two_concurrent_openings_of_an_address_one_wins(self, scenario: StoreScenario) -> None:
+    async def test_of_two_concurrent_openings_of_an_address_one_succeeds(self, scenario: StoreScenario) -> None:
         done = await asyncio.gather(
             scenario.open_session("a", address="chat:1"),
             scenario.open_session("b", address="chat:1"),
@@ -367,7 +365,7 @@ class StoreLogContract:
         assert (await scenario.store.get_session("t")).last_seq == 2
 
     @store_promise
-    async def test_a_branch_opens_without_its_address_and_takes_it_with_a_bind(self, scenario: StoreScenario) -> None:
+    async def test_a_branch_opens_without_an_address_and_gets_it_by_a_binding(self, scenario: StoreScenario) -> None:
         await scenario.commit_turn()
         with pytest.raises(NotFound):
             await scenario.open_session("b", parent="nobody", parent_at=1)
@@ -380,7 +378,7 @@ class StoreLogContract:
         assert await scenario.store.resolve_address("test:s") == "b"
 
     @store_promise
-    async def test_a_session_knows_its_branches(self, scenario: StoreScenario) -> None:
+    async def test_the_branches_of_a_session_are_listed(self, scenario: StoreScenario) -> None:
         await scenario.open_session("b2", parent="s", parent_at=0)
         await scenario.open_session("b1", parent="s", parent_at=0)
         await scenario.open_session("c", parent="b1", parent_at=0)
@@ -388,14 +386,14 @@ class StoreLogContract:
         assert await scenario.store.list_branches("c") == []
 
     @store_promise
-    async def test_an_address_says_where_it_leads_and_under_which_title(self, scenario: StoreScenario) -> None:
+    async def test_an_address_shows_its_session_and_title(self, scenario: StoreScenario) -> None:
         assert await scenario.store.get_bound_session("test:s") == ("s", "")
         await scenario.commit_change(SessionTitled(title="Garden"))
         assert await scenario.store.get_bound_session("test:s") == ("s", "Garden")
         assert await scenario.store.get_bound_session("nowhere") is None
 
     @store_promise
-    async def test_titles_names_and_choices_follow_from_the_log(self, scenario: StoreScenario) -> None:
+    async def test_titles_memory_names_and_choices_are_computed_from_the_log(self, scenario: StoreScenario) -> None:
         await scenario.commit_change(SessionTitled(title="one"))
         await scenario.commit_change(SessionTitled(title="Two"))
         await scenario.commit_change(MemoryNameSet(memory="honcho", name="s-1"))
@@ -409,7 +407,7 @@ class StoreLogContract:
         assert session.choices == {"speed": "fast"}
 
     @store_promise
-    async def test_what_is_erased_names_nothing_any_more(self, scenario: StoreScenario) -> None:
+    async def test_an_erased_title_or_name_is_not_used(self, scenario: StoreScenario) -> None:
         for change in (
             SessionTitled(title="one"),
             MemoryNameSet(memory="honcho", name="one-1"),
@@ -445,7 +443,7 @@ class StoreLogContract:
         await scenario.commit(EntryDraft(body=branched, author="person:ada"), said("person:bob"), session="a2")
 
         async def begun(**how: Any) -> list[str]:
-            return [one.id for one in await scenario.store.list_sessions_begun_by(author="person:ada", **how)]
+            return [one.id for one in await scenario.store.list_sessions_begun_by(authors=("person:ada",), **how)]
 
         assert await begun() == ["a2", "a1"]
         assert await begun(address="test:b1") == ["b1", "a2", "a1"]
@@ -472,7 +470,7 @@ class StoreLogContract:
     # -- erasing
 
     @store_promise
-    async def test_erasing_takes_the_body_and_leaves_the_place(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_removes_the_body_and_keeps_the_entry(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("secret")
         await scenario.commit_heard("public")
         before = await scenario.store.get_entry("s", 1)
@@ -484,7 +482,7 @@ class StoreLogContract:
         assert done.generation == 1
 
     @store_promise
-    async def test_erasing_must_say_so_in_the_log_and_speak_of_what_is_there(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_needs_its_own_entry_and_existing_targets(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("secret")
         with pytest.raises(InvalidRequest):
             await scenario.commit(Noted(text="quietly"), erase=(1,))
@@ -495,7 +493,7 @@ class StoreLogContract:
         assert get_heard_text(await scenario.store.get_entry("s", 1)) == "secret"
 
     @store_promise
-    async def test_an_erased_message_asks_for_nothing_any_more(self, scenario: StoreScenario) -> None:
+    async def test_an_erased_message_is_not_pending(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("secret")
         await scenario.commit_heard("public")
         await scenario.erase_entries(1)
@@ -505,14 +503,14 @@ class StoreLogContract:
         assert await scenario.list_pending_seqs() == [2]
 
     @store_promise
-    async def test_an_erased_title_is_gone_from_the_session_too(self, scenario: StoreScenario) -> None:
+    async def test_an_erased_title_is_removed_from_the_session(self, scenario: StoreScenario) -> None:
         await scenario.commit_change(SessionTitled(title="before"))
         seq = await scenario.commit_change(SessionTitled(title="secret"))
         await scenario.erase_entries(seq)
         assert (await scenario.store.get_session("s")).title == "before"
 
     @store_promise
-    async def test_erasing_may_end_a_running_operation_that_saw_it(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_can_end_a_running_operation_that_read_the_entry(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("secret")
         claim = await scenario.claim_cursor()
         op = await scenario.begin_operation(1, claim=claim)
@@ -525,7 +523,7 @@ class StoreLogContract:
             await scenario.commit(EntryDraft(body=Thought(text="t"), author="agent:main", op=op), op=op, claim=claim)
 
     @store_promise
-    async def test_a_branch_sees_its_ancestors_erasures_in_its_generation(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_in_an_ancestor_changes_the_generation_of_a_branch(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("secret")
         await scenario.open_session("child", parent="s", parent_at=1)
         await scenario.open_session("grandchild", parent="child", parent_at=0)
@@ -540,7 +538,9 @@ class StoreLogContract:
         assert done.generation == 1
 
     @store_promise
-    async def test_own_stands_for_the_operation_begun_in_the_same_change(self, scenario: StoreScenario) -> None:
+    async def test_own_operation_refers_to_the_operation_begun_in_the_same_change(
+        self, scenario: StoreScenario
+    ) -> None:
         await scenario.commit_heard()
         said = make_own_draft(Said(text="x", to=ChatLocation(platform="test")))
         await scenario.commit(

@@ -25,7 +25,7 @@ from everhold.testing.contracts.store_scenario import StoreScenario, store_promi
 
 class StoreOperationsContract:
     @store_promise
-    async def test_what_no_operation_consumed_is_pending_in_order(self, scenario: StoreScenario) -> None:
+    async def test_unconsumed_messages_are_pending_in_order(self, scenario: StoreScenario) -> None:
         for text in ("a", "b", "c"):
             await scenario.commit_heard(text)
         op = await scenario.begin_operation(1, 3)
@@ -37,14 +37,14 @@ class StoreOperationsContract:
         assert await scenario.list_pending_seqs() == []
 
     @store_promise
-    async def test_chatter_is_pending_too_until_a_turn_takes_it(self, scenario: StoreScenario) -> None:
+    async def test_chatter_is_pending_until_a_turn_takes_it(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("just saying", asks=False)
         assert await scenario.list_pending_seqs() == [1]
         await scenario.begin_operation(1)
         assert await scenario.list_pending_seqs() == []
 
     @store_promise
-    async def test_nothing_is_consumed_twice(self, scenario: StoreScenario) -> None:
+    async def test_no_message_is_consumed_twice(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         await scenario.commit_heard()
         op = await scenario.begin_operation(1)
@@ -57,7 +57,7 @@ class StoreOperationsContract:
             await scenario.begin_operation(1)
 
     @store_promise
-    async def test_an_operation_is_known_by_its_began(self, scenario: StoreScenario) -> None:
+    async def test_an_operation_is_identified_by_its_began_entry(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("a")
         await scenario.commit_heard("b")
         claim = await scenario.claim_cursor()
@@ -111,7 +111,7 @@ class StoreOperationsContract:
         await scenario.end_operation(turn)
 
     @store_promise
-    async def test_commands_and_jobs_run_beside_everything(self, scenario: StoreScenario) -> None:
+    async def test_commands_and_jobs_run_beside_turns_and_compressions(self, scenario: StoreScenario) -> None:
         await scenario.begin_operation()
         await scenario.begin_operation(type="command")
         await scenario.begin_operation(type="command")
@@ -119,7 +119,7 @@ class StoreOperationsContract:
         assert len(await scenario.store.list_operations("s", states=("running",))) == 4
 
     @store_promise
-    async def test_only_a_running_operation_can_be_written_for(self, scenario: StoreScenario) -> None:
+    async def test_only_a_running_operation_accepts_changes(self, scenario: StoreScenario) -> None:
         thought = Thought(text="hm")
         with pytest.raises(LeaseLost):
             await scenario.commit(EntryDraft(body=thought, author="agent:main", op=5), op=5)
@@ -133,7 +133,7 @@ class StoreOperationsContract:
         assert len(await scenario.store.list_entries("s")) == 3
 
     @store_promise
-    async def test_a_change_for_an_operation_names_it(self, scenario: StoreScenario) -> None:
+    async def test_a_change_for_an_operation_must_name_it(self, scenario: StoreScenario) -> None:
         """Otherwise the store could not check that the operation still runs."""
         over, running = await scenario.commit_turn(), await scenario.begin_operation()
         for op in (over, running):
@@ -158,7 +158,7 @@ class StoreOperationsContract:
         assert [it.state for it in await scenario.store.list_operations("s")] == ["done", "interrupted"]
 
     @store_promise
-    async def test_an_operation_answers_to_the_fence_it_came_under(self, scenario: StoreScenario) -> None:
+    async def test_an_operation_accepts_only_the_fence_of_its_claim(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         old = await scenario.claim_cursor(at=1.0, owner="old", lease=10)
         op = await scenario.begin_operation(1, claim=old)
@@ -171,7 +171,7 @@ class StoreOperationsContract:
         assert (operation.fence, operation.attempts) == (new.fence, 2)
 
     @store_promise
-    async def test_an_operation_is_not_written_for_by_another_cursor(self, scenario: StoreScenario) -> None:
+    async def test_an_operation_accepts_no_change_of_another_cursor(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         await scenario.wake_consumer("commands")
         claim, other = await scenario.claim_cursor(), await scenario.claim_cursor("commands")
@@ -183,7 +183,7 @@ class StoreOperationsContract:
             await scenario.commit(EntryDraft(body=Thought(text="?"), author="agent:main", op=op), op=op, claim=other)
 
     @store_promise
-    async def test_waiting_on_purpose_is_not_an_attempt(self, scenario: StoreScenario) -> None:
+    async def test_an_intended_wait_is_not_an_attempt(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor(at=1.0)
         op = await scenario.begin_operation(1, claim=claim)
@@ -200,7 +200,7 @@ class StoreOperationsContract:
         assert operation.attempts == 2
 
     @store_promise
-    async def test_a_released_operation_gives_back_all_it_took(self, scenario: StoreScenario) -> None:
+    async def test_a_released_operation_returns_all_its_messages(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("a")
         await scenario.commit_heard("b", asks=False)
         await scenario.commit_heard("c")
@@ -214,7 +214,7 @@ class StoreOperationsContract:
         assert await scenario.list_pending_seqs() == []
 
     @store_promise
-    async def test_a_failed_operation_keeps_what_it_took(self, scenario: StoreScenario) -> None:
+    async def test_a_failed_operation_keeps_its_messages(self, scenario: StoreScenario) -> None:
         for outcome in ("failed", "stopped", "interrupted", "refused"):
             op = await scenario.begin_operation(await scenario.commit_heard(outcome))
             await scenario.end_operation(op, outcome)
@@ -223,7 +223,7 @@ class StoreOperationsContract:
         assert states == ["failed", "stopped", "interrupted", "refused"]
 
     @store_promise
-    async def test_operations_are_read_by_what_state_range_and_order(self, scenario: StoreScenario) -> None:
+    async def test_operations_are_read_by_type_state_range_and_order(self, scenario: StoreScenario) -> None:
         first, second = await scenario.commit_turn(), await scenario.commit_turn()
         compression = await scenario.commit_compression(first)
         last = await scenario.begin_operation()
@@ -239,7 +239,7 @@ class StoreOperationsContract:
         assert await scenario.store.list_operations("nobody") == []
 
     @store_promise
-    async def test_a_running_operation_can_be_asked_to_end(self, scenario: StoreScenario) -> None:
+    async def test_a_running_operation_can_be_requested_to_end(self, scenario: StoreScenario) -> None:
         done = await scenario.commit_turn()
         op = await scenario.begin_operation()
         await scenario.commit_change(StopRequested(op=done))
@@ -247,9 +247,7 @@ class StoreOperationsContract:
         assert [one.stop for one in await scenario.store.list_operations("s")] == [False, True]
 
     @store_promise
-    async def test_what_an_erased_operation_had_been_asked_besides_is_asked_again(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_other_messages_of_an_erased_operation_are_pending_again(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("secret")
         await scenario.commit_heard("what time is it?")
         op = await scenario.begin_operation(1, 2)
@@ -258,7 +256,9 @@ class StoreOperationsContract:
         assert await scenario.list_pending_seqs() == [2]
 
     @store_promise
-    async def test_a_glance_is_the_session_its_pending_messages_and_what_runs(self, scenario: StoreScenario) -> None:
+    async def test_a_glance_contains_the_session_its_pending_messages_and_running_operations(
+        self, scenario: StoreScenario
+    ) -> None:
         await scenario.commit_turn()
         turn = await scenario.commit_turn()
         await scenario.commit_heard("next")
@@ -272,9 +272,7 @@ class StoreOperationsContract:
             await scenario.store.get_session_snapshot("nobody")
 
     @store_promise
-    async def test_a_head_says_how_far_a_session_goes_and_what_was_erased_above_it(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_a_head_contains_the_last_seq_and_the_erasures_of_ancestors(self, scenario: StoreScenario) -> None:
         seq = await scenario.commit_heard("wrong")
         await scenario.open_session("branch", parent="s", parent_at=seq)
         await scenario.erase_entries(seq)
@@ -286,7 +284,7 @@ class StoreOperationsContract:
             await scenario.store.get_session_head("nobody")
 
     @store_promise
-    async def test_messages_that_wait_for_an_answer_are_counted_across_sessions(self, scenario: StoreScenario) -> None:
+    async def test_unanswered_messages_are_counted_across_sessions(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         await scenario.commit_heard("a")
         await scenario.commit_heard("b", session="t")
@@ -298,7 +296,7 @@ class StoreOperationsContract:
     # -- changes of the context
 
     @store_promise
-    async def test_undone_operations_leave_the_view_and_stay_in_the_log(self, scenario: StoreScenario) -> None:
+    async def test_undone_operations_leave_the_context_and_stay_in_the_log(self, scenario: StoreScenario) -> None:
         kept, gone = await scenario.commit_turn("a"), await scenario.commit_turn("b")
         seq = await scenario.commit_change(OperationsUndone(ops=(gone,)))
         assert [one.undone_at for one in await scenario.store.list_operations("s")] == [0, seq]
@@ -308,7 +306,7 @@ class StoreOperationsContract:
         assert kept < gone
 
     @store_promise
-    async def test_what_was_undone_first_stays_so(self, scenario: StoreScenario) -> None:
+    async def test_a_second_undo_keeps_the_first_undo_time(self, scenario: StoreScenario) -> None:
         op = await scenario.commit_turn()
         first = await scenario.commit_change(OperationsUndone(ops=(op,)))
         await scenario.commit_change(OperationsUndone(ops=(op,), again=True))
@@ -318,7 +316,7 @@ class StoreOperationsContract:
             await scenario.commit_change(OperationsUndone(ops=(99,)))
 
     @store_promise
-    async def test_undone_to_go_again_makes_its_messages_pending(self, scenario: StoreScenario) -> None:
+    async def test_an_undo_with_retry_makes_its_messages_pending(self, scenario: StoreScenario) -> None:
         a, b = await scenario.commit_heard("a"), await scenario.commit_heard("b", asks=False)
         op = await scenario.begin_operation(a)
         await scenario.take_messages(op, b)
@@ -329,7 +327,7 @@ class StoreOperationsContract:
         assert (await scenario.store.list_operations("s"))[1].first == a < again
 
     @store_promise
-    async def test_a_compression_commits_with_the_mark_it_covers(self, scenario: StoreScenario) -> None:
+    async def test_a_compression_commits_with_the_seq_it_covers(self, scenario: StoreScenario) -> None:
         op = await scenario.commit_turn()
         compression = await scenario.commit_compression(op, generation=0)
         session = await scenario.store.get_session("s")
@@ -342,7 +340,7 @@ class StoreOperationsContract:
         assert (await scenario.store.get_session("s")).compressed_upto == newer
 
     @store_promise
-    async def test_a_compression_does_not_commit_over_a_view_it_did_not_read(self, scenario: StoreScenario) -> None:
+    async def test_a_compression_of_an_outdated_context_does_not_commit(self, scenario: StoreScenario) -> None:
         first, second = await scenario.commit_turn(), await scenario.commit_turn()
         op = await scenario.begin_operation(type="compression")
         await scenario.commit_change(OperationsUndone(ops=(second,)))
@@ -374,7 +372,7 @@ class StoreOperationsContract:
         assert late
 
     @store_promise
-    async def test_a_fresh_context_stands_among_the_operations(self, scenario: StoreScenario) -> None:
+    async def test_a_context_reset_is_listed_among_the_operations(self, scenario: StoreScenario) -> None:
         await scenario.commit_turn()
         seq = await scenario.commit_change(ContextReset())
         fresh = (await scenario.store.list_operations("s", types=("context_reset",)))[0]
@@ -382,7 +380,7 @@ class StoreOperationsContract:
         assert await scenario.read_generation() == 1
 
     @store_promise
-    async def test_each_change_of_the_view_counts(self, scenario: StoreScenario) -> None:
+    async def test_each_change_of_the_context_raises_the_generation(self, scenario: StoreScenario) -> None:
         op = await scenario.commit_turn()
         done = await scenario.commit(
             Changed(change=ContextReset()), Changed(change=OperationsUndone(ops=(op,))), Noted(text="no")
@@ -391,7 +389,7 @@ class StoreOperationsContract:
         assert await scenario.read_generation() == 2
 
     @store_promise
-    async def test_erasing_voids_the_compressions_that_contained_it(self, scenario: StoreScenario) -> None:
+    async def test_an_erasure_voids_the_compressions_that_contain_the_entry(self, scenario: StoreScenario) -> None:
         op = await scenario.commit_turn("secret")
         compression = await scenario.commit_compression(op)
         done = await scenario.erase_entries(1, compressions=(compression,))

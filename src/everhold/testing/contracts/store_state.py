@@ -29,9 +29,7 @@ async def read(scenario: StoreScenario, key: str = KEY, *, scope: str = "p:a") -
 
 class StateContract:
     @store_promise
-    async def test_a_state_record_needs_no_session_and_is_found_by_its_whole_name(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_a_state_record_needs_no_session_and_is_found_by_its_full_key(self, scenario: StoreScenario) -> None:
         await keep(scenario, write("7", 0))
         record = await read(scenario)
         assert (record.scope, record.key, record.value) == ("p:a", KEY, "7")
@@ -52,9 +50,7 @@ class StateContract:
         assert (await read(scenario)).version == first.version + 2, "an equal value is a write too"
 
     @store_promise
-    async def test_a_write_under_another_version_is_refused_with_all_that_came_with_it(
-        self, scenario: StoreScenario
-    ) -> None:
+    async def test_a_write_with_another_version_refuses_the_whole_change(self, scenario: StoreScenario) -> None:
         await keep(scenario, write("1", 0))
         first = await read(scenario)
         await scenario.commit_heard("two", state_writes=(first.replace_with("2"),))
@@ -69,7 +65,7 @@ class StateContract:
         assert await scenario.read_texts() == ["two"]
 
     @store_promise
-    async def test_of_several_writes_all_are_made_or_none(self, scenario: StoreScenario) -> None:
+    async def test_several_writes_are_all_made_or_none(self, scenario: StoreScenario) -> None:
         await keep(scenario, write("1", 0, key="a"), write("1", 0, key="b"))
         a, b = await read(scenario, "a"), await read(scenario, "b")
         await keep(scenario, b.replace_with("2"))
@@ -78,7 +74,7 @@ class StateContract:
         assert ((await read(scenario, "a")).value, (await read(scenario, "b")).value) == ("1", "2")
 
     @store_promise
-    async def test_what_must_not_exist_is_written_only_where_nothing_is(self, scenario: StoreScenario) -> None:
+    async def test_a_write_with_version_0_needs_a_missing_record(self, scenario: StoreScenario) -> None:
         await keep(scenario, write("1", 0))
         with pytest.raises(Conflict):
             await keep(scenario, write("2", 0))
@@ -89,7 +85,7 @@ class StateContract:
         assert [it.key for it in await scenario.store.list_state_records()] == [KEY]
 
     @store_promise
-    async def test_a_deleted_record_is_gone_and_its_versions_never_come_again(self, scenario: StoreScenario) -> None:
+    async def test_a_deleted_record_never_reuses_its_versions(self, scenario: StoreScenario) -> None:
         await keep(scenario, write("1", 0))
         first = await read(scenario)
         await keep(scenario, first.replace_with("2"))
@@ -104,6 +100,43 @@ class StateContract:
             with pytest.raises(Conflict):
                 await keep(scenario, first.replace_with(value))
         assert await read(scenario) == renewed
+
+    @store_promise
+    async def test_a_version_never_comes_again_though_a_lower_one_is_deleted_later(
+        self, scenario: StoreScenario
+    ) -> None:
+        await keep(scenario, write("1", 0), write("1", 0, key="low"))
+        first = await read(scenario)
+        await keep(scenario, first.replace_with("2"))
+        second = await read(scenario)
+        await keep(scenario, second.replace_with(None))
+        await keep(scenario, (await read(scenario, "low")).replace_with(None))
+        await keep(scenario, write("new", 0))
+        assert (await read(scenario)).version > second.version
+
+    @store_promise
+    async def test_a_write_changes_only_the_record_with_its_whole_name(self, scenario: StoreScenario) -> None:
+        await self._change_one_of_several(scenario, "2")
+
+    @store_promise
+    async def test_a_delete_removes_only_the_record_with_its_whole_name(self, scenario: StoreScenario) -> None:
+        await self._change_one_of_several(scenario, None)
+
+    async def _change_one_of_several(self, scenario: StoreScenario, value: str | None) -> None:
+        """Write to one of several records with the same key and version, and to places without a record."""
+        other = StateWrite(namespace=StateNamespace.SCHEDULE, scope="p:a", key=KEY, value="1", version=0)
+        await keep(scenario, write("1", 0), write("1", 0, scope="p:b"), other)
+        before = await scenario.store.list_state_records()
+        mine = await read(scenario)
+        assert {record.version for record in before} == {mine.version}
+        await keep(scenario, mine.replace_with(value))
+        after = await scenario.store.list_state_records()
+        assert [record for record in after if record.value == "1"] == [record for record in before if record != mine]
+        for scope, namespace in (("p:c", StateNamespace.PLATFORM_OFFSET), ("p:b", StateNamespace.SCHEDULE)):
+            late = StateWrite(namespace=namespace, scope=scope, key=KEY, value=value, version=mine.version)
+            with pytest.raises(Conflict):
+                await keep(scenario, late)
+        assert await scenario.store.list_state_records() == after
 
     @store_promise
     async def test_of_two_writers_with_the_same_version_one_gets_a_conflict(self, scenario: StoreScenario) -> None:
@@ -131,7 +164,7 @@ class StateContract:
         assert await scenario.read_texts() == texts
 
     @store_promise
-    async def test_a_record_is_written_even_when_all_that_it_came_with_is_known(self, scenario: StoreScenario) -> None:
+    async def test_a_record_is_written_although_its_message_is_a_duplicate(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard("hi", dedup=KEY, state_writes=(write("1", 0),))
         await scenario.commit_heard("hi", dedup=KEY, state_writes=((await read(scenario)).replace_with("2"),))
         assert (await read(scenario)).value == "2"

@@ -21,10 +21,11 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.core.access import AdmissionDecision
 from everhold.core.consumers import PLATFORM, parse_consumer
 from everhold.core.entries import ChatLocation, Entry, EntryKind
+from everhold.core.people import IdentityProof
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory_client import MemoryClient
-from everhold.engine.state_updates import update_state_record
+from everhold.engine.state_updates import update_people, update_state_record
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import HomeBusy, Refused
 from everhold.ingress.accept import MessageAcceptor
@@ -36,6 +37,7 @@ from everhold.testing.kill import world
 from everhold.testing.kill.adapters import KillMemoryAdapter, KillModelAdapter, KillPlatformAdapter, KillToolAdapter
 from everhold.testing.kill.gates import KillableStore, KillGate, KillSwitch
 from everhold.testing.kill.json_lines import KillClient
+from everhold.testing.timed_waits import TimedWaits
 
 DRAIN_SECONDS: Final = 1.0
 
@@ -155,7 +157,15 @@ class OrderExecutor:
             case "replay":
                 return await self._replay_dead_letters()
             case "link":
-                await self.store.link_identity(given["identity"], given["person"], at=time.time())
+                await update_people(
+                    self.store,
+                    chance=self.control.gates.chance,
+                    at=time.time(),
+                    by="operator",
+                    plan=lambda planner: planner.link_identity(
+                        given["identity"], planner.get_labelled(given["person"]), IdentityProof.OPERATOR
+                    ),
+                )
                 return None
             case "pay":
                 await self._commit_without_session(
@@ -225,7 +235,7 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
     home = Path(terms.home)
     clock, chance = ChildProcessClock(), ChildProcessRandom()
     log = open_log(clock=clock, form="json", level="warning")
-    with HomeLock(home / "lock"):
+    with TimedWaits() as waits, HomeLock(home / "lock"):
         store = KillableStore.open(home / "log.db", chance=chance)
         store.kill_switch = KillSwitch(terms.gate)
         gates = Gates(store=store, clock=clock, chance=chance, log=log, owner=f"{os.getpid()}-{chance.bytes(4).hex()}")
@@ -254,17 +264,20 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
         for name, platform in runtimes.platforms.items():
             work[f"listen {name}"] = functools.partial(platform.listen, accept)
         tasks = [asyncio.create_task(supervisor.keep_running(name, each), name=name) for name, each in work.items()]
-        await remote.call("ready", "", {"pid": os.getpid(), "computed": time.process_time()})
+        used = {"pid": os.getpid(), "computed": time.process_time(), "waited": waits.total_seconds}
+        await remote.call("ready", "", used)
         await stop.wait()
+        waits.reset()
         await supervisor.drain(DRAIN_SECONDS)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await store.close()
+        await remote.call("stopped", "", {"pid": os.getpid(), "waited": waits.longest_seconds})
 
 
 async def _admit_message(incoming: IncomingMessage) -> AdmissionDecision:
-    return AdmissionDecision(agent="main", person=incoming.sender)
+    return AdmissionDecision(agent="main", identity=incoming.sender)
 
 
 def main() -> None:

@@ -93,8 +93,3 @@ class KillableStore(SqliteStore):
         count = await super().replay_dead_letters(ids, at=at)
         self.kill_switch(Step.REPLAY, "after")
         return count
-
-    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        self.kill_switch(Step.PEOPLE, "before")
-        await super().link_identity(identity, person, at=at)
-        self.kill_switch(Step.PEOPLE, "after")

@@ -242,7 +242,7 @@ async def run_kills(
     `at`: kill when a caller receives a confirmation (`kept`) or text (`words`); otherwise at these and random moments.
     """
     rng = random.Random(f"web/{seed}")
-    vendor, ear = FaultyModelScript(seed), CallerTrigger()
+    vendor, trigger = FaultyModelScript(seed), CallerTrigger()
     model.default = vendor
     vendor.calm = not ill
     callers = [
@@ -250,7 +250,7 @@ async def run_kills(
             gateway.url,
             f"http-{n}",
             random.Random(f"{seed}/{n}"),
-            on_heard=ear,
+            on_heard=trigger,
             first_style=REQUEST_STYLES[n % len(REQUEST_STYLES)],
         )
         for n in range(CALLER_COUNT)
@@ -261,7 +261,7 @@ async def run_kills(
         for _ in range(kills):
             await gateway.start()
             if moment := at or rng.choice(("", "kept", "words")):
-                await ear.wait_for(moment, seconds=PATIENCE_SECONDS if at else MAX_TRIGGER_SECONDS)
+                await trigger.wait_for(moment, seconds=PATIENCE_SECONDS if at else MAX_TRIGGER_SECONDS)
             else:
                 await asyncio.sleep(0.02 + rng.random() * rng.choice((0.2, 0.8, 1.6)))
             await gateway.kill()

@@ -48,6 +48,10 @@ class KillTrialResult(Struct, kw_only=True):
     """Seconds from start to ready, of every process that became ready."""
     computed: list[float]
     """CPU seconds of each of them until then."""
+    start_waits: list[float]
+    """Seconds that each of them waited for timers until then."""
+    stop_waits: list[float]
+    """Seconds that a task waited for timers from SIGTERM to the end, of every process that ended so."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
@@ -55,6 +59,9 @@ class KillTrialResult(Struct, kw_only=True):
         if self.startup_seconds:
             ready = f"ready in {median(self.startup_seconds):.2f} s, at most {max(self.startup_seconds):.2f} s"
             ready += f", of which {median(self.computed):.2f} s computing, at most {max(self.computed):.2f} s"
+            ready += f", and at most {max(self.start_waits):.2f} s waiting"
+        if self.stop_waits:
+            ready += f"; stopped after waiting at most {max(self.stop_waits):.2f} s"
         return "\n".join([f"seed {self.seed}: {counts}; {ready}", *(f"  FAILED {text}" for text in self.failures)])
 
 
@@ -70,6 +77,7 @@ class KillTrial:
         self.counts: Counter[str] = Counter()
         self.startup_seconds: list[float] = []
         self.computed: list[float] = []
+        self.start_waits: list[float] = []
         self.failures: list[str] = []
         self._directory = Path(tempfile.mkdtemp(prefix="everhold-kill-"))
         self.home = self._directory / "home"
@@ -114,13 +122,13 @@ class KillTrial:
         """Kill at random moments, sometimes before the process is ready."""
         self.people.start()
         for _ in range(kills):
-            life = await self.start()
+            child = await self.start()
             if self.rng.random() < 0.1:
-                await life.let_run(self.rng.random() * 0.3)
+                await child.let_run(self.rng.random() * 0.3)
             else:
-                await life.wait_until_ready()
-                await life.let_run(0.02 + self.rng.random() * self.rng.choice((0.1, 0.4, 0.8)))
-            await life.kill()
+                await child.wait_until_ready()
+                await child.let_run(0.02 + self.rng.random() * self.rng.choice((0.1, 0.4, 0.8)))
+            await child.kill()
         await self.people.stop()
 
     async def kill_at_gates(self, gates: Iterable[KillGate]) -> None:
@@ -128,26 +136,26 @@ class KillTrial:
         self.people.start(odd=False)
         for gate in gates:
             short = gate.step is Step.RENEW
-            life = await self.start(gate=gate, lease=SHORT_LEASE_SECONDS if short else LEASE_SECONDS)
+            child = await self.start(gate=gate, lease=SHORT_LEASE_SECONDS if short else LEASE_SECONDS)
             for _ in range(gate.nth):
                 self.people.provoke_commit(gate.step)
-            if await life.wait_until_killed():
+            if await child.wait_until_killed():
                 self.counts["kills"] += 1
             else:
                 self.failures.append(f"no process reached {gate} within {PATIENCE_SECONDS:.0f} s")
-                await life.kill()
+                await child.kill()
         await self.people.stop()
 
     async def finish_and_compare(self) -> KillTrialResult:
         """Let a last process finish all work, stop it, and compare."""
         self.world.network.calm = True
-        life = await self.start()
-        await life.wait_until_ready()
+        child = await self.start()
+        await child.wait_until_ready()
         await self._wait_until_idle()
         if self.rng.random() < 0.5:
-            await life.kill()
+            await child.kill()
         else:
-            await life.stop()
+            await child.stop()
         contents = await verdict.read_store(self.home, identities=self.people.linked, budgets=self.people.budgets)
         self.failures += verdict.find_failures(self.world, self.people, contents, self.home)
         self.failures += self._read_reported_errors()
@@ -160,6 +168,8 @@ class KillTrial:
             counts=self.counts,
             startup_seconds=self.startup_seconds,
             computed=self.computed,
+            start_waits=self.start_waits,
+            stop_waits=list(self.world.stopped.values()),
         )
 
     async def _wait_until_idle(self) -> None:
@@ -230,9 +240,10 @@ class KillTrialProcess:
                     await world.process_ready.wait()
             except TimeoutError:
                 continue
-        at, computed = world.ready[pid]
+        at, computed, waited = world.ready[pid]
         self.trial.startup_seconds.append(at - self.started)
         self.trial.computed.append(computed)
+        self.trial.start_waits.append(waited)
 
     async def let_run(self, seconds: float) -> None:
         """Let the process run for a while. It must not end."""

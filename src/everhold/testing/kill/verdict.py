@@ -134,7 +134,7 @@ class StoreContents(Struct, kw_only=True):
     dead_letters: list[DeadLetter]
     receipts: dict[str, Receipt]
     problems: list[str]
-    people: dict[str, str | None]
+    people: dict[str, str]
     paid: set[str]
     """Budgets with a spend."""
     marked: set[str]
@@ -161,7 +161,8 @@ async def read_store(
                 problems += [f"audit, {f.promise}: {f.text} ({f.session})" for f in findings if f.level == "broken"]
             after = page[-1].id
         dead_letters = await store.list_dead_letters(state="")
-        people = {identity: await store.get_person(identity) for identity in identities}
+        directory = await store.get_people()
+        people = {identity: directory.find_label(identity) for identity in identities}
         paid = {budget for budget in budgets if (await store.get_spend(budget, SPENDING_DAY)).tokens}
         operator = make_state_scope("operator", "main")
         marked = {it.key for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope=operator)}

@@ -417,9 +417,10 @@ class KillWorld:
         self.toolbox = KillToolbox(self.network)
         self.model = KillModel(self.network)
         self.operator_orders = OperatorOrders()
-        self.ready: dict[int, tuple[float, float]] = {}
-        """When each process became ready, and its CPU seconds until then."""
-        """process -> when it became ready."""
+        self.ready: dict[int, tuple[float, float, float]] = {}
+        """process -> when it became ready, its CPU seconds until then, and the seconds that it waited for timers."""
+        self.stopped: dict[int, float] = {}
+        """process -> the seconds that it waited for timers from SIGTERM to its end."""
         self.process_ready = asyncio.Event()
 
     async def answer(self, question: KillRequest, piece: SendPiece) -> object:
@@ -436,8 +437,12 @@ class KillWorld:
             case "operator":
                 return await self.operator_orders.answer(question)
             case "ready":
-                self.ready[question.arguments["pid"]] = time.monotonic(), question.arguments["computed"]
+                used = question.arguments
+                self.ready[used["pid"]] = time.monotonic(), used["computed"], used["waited"]
                 self.process_ready.set()
+                return None
+            case "stopped":
+                self.stopped[question.arguments["pid"]] = question.arguments["waited"]
                 return None
             case other:
                 raise Refused(f"there is no service {other}")

@@ -151,6 +151,17 @@ class DiscordServer(LoopbackSocketServer):
         await self._add_message(channel, message)
         return str(message["id"])
 
+    async def forward_message(self, id: str, *, source: str, channel: str, **how: Any) -> str:
+        """Forward a message of another channel as a person. Discord copies the message and does not name its author."""
+        original = self.messages[source][id]
+        copied = ("type", "content", "embeds", "attachments", "timestamp", "edited_timestamp", "flags", "mentions")
+        snapshot = {key: original[key] for key in (*copied, "mention_roles", "components")}
+        reference = {"type": 1, "message_id": id, "channel_id": source}
+        return await self.write_message(
+            "", channel=channel, message_reference=reference, message_snapshots=[{"message": snapshot}], flags=1 << 14,
+            **how,
+        )  # fmt: skip
+
     async def edit_message(self, id: str, text: str, *, channel: str) -> None:
         """Edit a person's message."""
         self.messages[channel][id] |= {"content": text, "edited_timestamp": _format_now()}
@@ -471,7 +482,7 @@ class DiscordServer(LoopbackSocketServer):
             "components": [],
         }
         if reply_to:
-            message["message_reference"] = {"message_id": reply_to, "channel_id": channel}
+            message["message_reference"] = {"type": 0, "message_id": reply_to, "channel_id": channel}
             message["referenced_message"] = self.messages.get(channel, {}).get(reply_to)
         return message
 

@@ -6,21 +6,12 @@ import asyncio
 import email.parser
 import email.policy
 import json
-import socket
-import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-_PHRASES: Final = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    409: "Conflict",
-}
+from everhold.testing.http_listener import HttpListener, RawHttpRequest, abort_connection, write_response
 
 
 @dataclass(frozen=True)
@@ -60,11 +51,11 @@ class LoopbackFault:
     answer: LoopbackResponse | None = None
 
 
-class LoopbackServer:
+class LoopbackServer(HttpListener):
     """Serves on 127.0.0.1. Subclasses name the calls and answer them."""
 
     def __init__(self) -> None:
-        self.port = 0
+        super().__init__()
         self.calls: list[tuple[str, dict[str, Any]]] = []
         """(name, fields) of every call, failed ones included."""
         self.is_down = False
@@ -72,13 +63,6 @@ class LoopbackServer:
         self.held = asyncio.Event()
         """Set while a call hangs, so that a test can wait for it."""
         self._faults: deque[LoopbackFault] = deque()
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def plan_fault(
         self, on: str, kind: LoopbackFaultKind, *, answer: LoopbackResponse | None = None, times: int = 1
@@ -95,29 +79,10 @@ class LoopbackServer:
         """Refuse all connections until `reconnect`."""
         self.is_down = True
         for writer in list(self._writers):
-            _abort_connection(writer)
+            abort_connection(writer)
 
     def reconnect(self) -> None:
         self.is_down = False
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", port, limit=2**20)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
 
     # -- for subclasses
 
@@ -133,25 +98,18 @@ class LoopbackServer:
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_down:
-            _abort_connection(writer)
+            abort_connection(writer)
             return
-        self._writers.add(writer)
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        super()._on_connection(reader, writer)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while (request := await _read_request(reader)) is not None and not self.is_down:
-                if not await self._handle_request(request, writer):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller disconnected
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+    async def serve_request(
+        self, received: RawHttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        return not self.is_down and await self._handle_request(_parse_request(received), reader, writer)
 
-    async def _handle_request(self, request: LoopbackRequest, writer: asyncio.StreamWriter) -> bool:
+    async def _handle_request(
+        self, request: LoopbackRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         name = self.name_call(request)
         self.calls.append((name, {**request.query, **request.fields}))
         fault = next((fault for fault in self._faults if fault.call == name), None)
@@ -159,7 +117,7 @@ class LoopbackServer:
             self._faults.remove(fault)
         match fault:
             case LoopbackFault(kind="drop before"):
-                _abort_connection(writer)
+                abort_connection(writer)
                 return False
             case LoopbackFault(kind="hang"):
                 self.held.set()
@@ -171,43 +129,24 @@ class LoopbackServer:
                 pass
         answer = await self.answer_call(request)
         if fault is not None and fault.kind == "drop after":
-            _abort_connection(writer)
+            abort_connection(writer)
             return False
         await _write_response(writer, answer)
         return True
 
 
-async def _read_request(reader: asyncio.StreamReader) -> LoopbackRequest | None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    method, target, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await _read_body(reader, headers)
-    parts = urlsplit(target)
-    fields, files = _parse_form(headers.get("content-type", ""), body)
+def _parse_request(received: RawHttpRequest) -> LoopbackRequest:
+    parts = urlsplit(received.target)
+    fields, files = _parse_form(received.headers.get("content-type", ""), received.body)
     return LoopbackRequest(
-        method=method,
+        method=received.method,
         path=unquote(parts.path),
-        headers=headers,
+        headers=received.headers,
         query=dict(parse_qsl(parts.query, keep_blank_values=True)),
-        body=body,
+        body=received.body,
         fields=fields,
         files=files,
     )
-
-
-async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    if headers.get("transfer-encoding") != "chunked":
-        return await reader.readexactly(int(headers.get("content-length", "0")))
-    data = b""
-    while size := int((await reader.readline()).strip() or b"0", 16):
-        data += await reader.readexactly(size)
-        await reader.readline()
-    await reader.readline()
-    return data
 
 
 def _parse_form(media: str, body: bytes) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
@@ -235,17 +174,4 @@ def _parse_form(media: str, body: bytes) -> tuple[dict[str, Any], dict[str, tupl
 
 
 async def _write_response(writer: asyncio.StreamWriter, answer: LoopbackResponse) -> None:
-    headers = {"content-type": answer.media, "content-length": str(len(answer.body)), **answer.headers}
-    lines = [
-        f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Status')}",
-        *(f"{k}: {v}" for k, v in headers.items()),
-    ]
-    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + answer.body)
-    await writer.drain()
-
-
-def _abort_connection(writer: asyncio.StreamWriter) -> None:
-    handle: socket.socket | None = writer.get_extra_info("socket")
-    if handle is not None and handle.fileno() >= 0:
-        handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
+    await write_response(writer, answer.status, {"content-type": answer.media, **answer.headers}, answer.body)

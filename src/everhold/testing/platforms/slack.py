@@ -138,6 +138,39 @@ class SlackServer(LoopbackSocketServer):
         )
         return ts
 
+    async def share_message(self, ts: str, *, source: str, channel: str, comment: str = "", **how: Any) -> str:
+        """Share a message of another channel as a person, with or without a comment."""
+        shared = {**self._make_message_attachment(source, ts), "is_share": True}
+        return await self.write_message(comment, channel=channel, attachments=[shared], **how)
+
+    async def link_message(self, ts: str, *, source: str, channel: str, text: str, **how: Any) -> str:
+        """Write a message with the link of another message, which Slack shows below it."""
+        return await self.write_message(
+            text, channel=channel, attachments=[self._make_message_attachment(source, ts)], **how
+        )
+
+    def _make_message_attachment(self, channel: str, ts: str) -> dict[str, Any]:
+        original = self.messages[channel][ts]
+        url = f"https://example.slack.com/archives/{channel}/p{ts.replace('.', '')}"
+        name = self.names.get(original["user"], original["user"])
+        return {
+            "id": 1,
+            "ts": ts,
+            "channel_id": channel,
+            "author_id": original["user"],
+            "author_name": name,
+            "author_subname": name,
+            "author_link": f"https://example.slack.com/team/{original['user']}",
+            "from_url": url,
+            "original_url": url,
+            "is_msg_unfurl": True,
+            "text": original["text"],
+            "fallback": f"[November 18th, 2026 3:33 AM] {name}: {original['text']}",
+            "mrkdwn_in": ["text"],
+            "footer": "Posted in #a-channel",
+            **({"files": original["files"]} if original.get("files") else {}),
+        }
+
     async def edit_message(self, ts: str, text: str, *, channel: str) -> None:
         """Edit a person's message."""
         before = dict(self.messages[channel][ts])

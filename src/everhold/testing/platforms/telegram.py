@@ -84,6 +84,9 @@ class TelegramServerMessage:
     edits: int = 0
     file: tuple[str, bytes] | None = None
     entities: list[dict[str, Any]] = field(default_factory=list)
+    name: str = "somebody"
+    origin: dict[str, Any] | None = None
+    """Where it was forwarded from."""
 
 
 class TelegramServer(LoopbackServer):
@@ -123,9 +126,11 @@ class TelegramServer(LoopbackServer):
         is_bot: bool = False,
         file: tuple[str, bytes] | None = None,
         kind: str = "document",
+        quote: str = "",
         **more: Any,
     ) -> int:
-        """Write as a person to a bot, or to a group (a negative chat), and return the message's id."""
+        """Write as a person to a bot, or to a group (a negative chat), and return the message's id. `quote` is the
+        quoted part of the message replied to."""
         chat = chat or user
         id = next(self._messages)
         message = self._make_message(
@@ -134,10 +139,19 @@ class TelegramServer(LoopbackServer):
         if file is not None:
             message["caption"] = message.pop("text", "")
             message |= self._make_attachment(file, kind)
+        if quote:
+            message["quote"] = {"text": quote, "position": 0, "is_manual": True}
         message |= more
-        self.chats.setdefault(chat, []).append(TelegramServerMessage(id, text, user, thread, reply_to))
+        self.chats.setdefault(chat, []).append(
+            TelegramServerMessage(id, text, user, thread, reply_to, name=name, origin=more.get("forward_origin"))
+        )
         await self._push_to_bots("message", chat, message)
         return id
+
+    async def forward_message(self, text: str, *, origin: dict[str, Any], **how: Any) -> int:
+        """Forward a message as a person. The text and its entities are those of the original. `origin` says who wrote
+        it, as far as the author allows it: `make_user_origin` and its siblings make one."""
+        return await self.write_message(text, forward_origin=origin, **how)
 
     async def edit_message(self, id: int, text: str, *, user: int = 1001, chat: int = 0) -> None:
         """Edit a person's message."""
@@ -386,8 +400,9 @@ class TelegramServer(LoopbackServer):
         if reply_to is not None:
             shown = self._find_message(chat, reply_to)
             bot = next((bot for bot in self.bots.values() if bot.id == shown.sender_id), None)
-            by = bot.make_user() if bot else {"id": shown.sender_id, "is_bot": False, "first_name": "somebody"}
-            message["reply_to_message"] = self._make_message(shown.id, chat, shown.text, by, thread, None)
+            by = bot.make_user() if bot else {"id": shown.sender_id, "is_bot": False, "first_name": shown.name}
+            replied = self._make_message(shown.id, chat, shown.text, by, thread, None)
+            message["reply_to_message"] = replied | ({"forward_origin": shown.origin} if shown.origin else {})
         return message
 
     def _make_attachment(self, file: tuple[str, bytes], kind: str) -> dict[str, Any]:
@@ -422,6 +437,31 @@ class TelegramServer(LoopbackServer):
             bot.updates.append(update)
             bot.all_updates.append(update)
             bot.update_condition.notify_all()
+
+
+def make_user_origin(id: int, name: str) -> dict[str, Any]:
+    """The origin of a forwarded message of a user who allows the link."""
+    user = {"id": id, "is_bot": False, "first_name": name}
+    return {"type": "user", "date": 1_700_000_000, "sender_user": user}
+
+
+def make_hidden_origin(name: str) -> dict[str, Any]:
+    """The origin of a forwarded message of a user who does not allow the link."""
+    return {"type": "hidden_user", "date": 1_700_000_000, "sender_user_name": name}
+
+
+def make_chat_origin(id: int, title: str, *, signature: str = "") -> dict[str, Any]:
+    """The origin of a forwarded message that somebody wrote as a group."""
+    chat = {"id": id, "type": "supergroup", "title": title}
+    found = {"type": "chat", "date": 1_700_000_000, "sender_chat": chat}
+    return {**found, "author_signature": signature} if signature else found
+
+
+def make_channel_origin(id: int, title: str, *, signature: str = "") -> dict[str, Any]:
+    """The origin of a forwarded channel post."""
+    chat = {"id": id, "type": "channel", "title": title}
+    found = {"type": "channel", "date": 1_700_000_000, "chat": chat, "message_id": 7}
+    return {**found, "author_signature": signature} if signature else found
 
 
 def _count_utf16_units(text: str) -> int:

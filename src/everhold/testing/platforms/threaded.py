@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
+from everhold.testing.http_listener import run_loop_in_thread
 from everhold.testing.platforms.loopback import LoopbackServer
 
 L = TypeVar("L", bound=LoopbackServer)
@@ -28,20 +28,15 @@ class ThreadedServer(Generic[L]):
 @contextlib.contextmanager
 def serve_in_thread(make: type[L]) -> Iterator[ThreadedServer[L]]:
     """Serve until the block ends."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name=make.__name__, daemon=True)
-    thread.start()
 
     async def begin() -> L:
         server = make()
         await server.start()
         return server
 
-    running = ThreadedServer(asyncio.run_coroutine_threadsafe(begin(), loop).result(), loop)
-    try:
-        yield running
-    finally:
-        running.run(running.server.stop())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with run_loop_in_thread(make.__name__) as loop:
+        running = ThreadedServer(asyncio.run_coroutine_threadsafe(begin(), loop).result(), loop)
+        try:
+            yield running
+        finally:
+            running.run(running.server.stop())

@@ -9,13 +9,12 @@ import json
 import struct
 from typing import Any, Final
 
-from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackServer, _abort_connection, _read_request
+from everhold.testing.http_listener import abort_connection
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackServer
 
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT: Final = 1
-BINARY: Final = 2
 CLOSE: Final = 8
-PING: Final = 9
 PONG: Final = 10
 
 
@@ -70,7 +69,7 @@ class LoopbackSocket:
     def abort(self) -> None:
         """Abort the connection without a close frame."""
         self.closed = True
-        _abort_connection(self._writer)
+        abort_connection(self._writer)
 
     async def _send_frame(self, kind: int, data: bytes) -> bool:
         if self.closed:
@@ -112,19 +111,13 @@ class LoopbackSocketServer(LoopbackServer):
         for socket in list(self.sockets):
             socket.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while (request := await _read_request(reader)) is not None and not self.is_down:
-                if request.headers.get("upgrade", "").lower() == "websocket":
-                    await self._upgrade(request, reader, writer)
-                    break
-                if not await self._handle_request(request, writer):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the caller disconnected
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+    async def _handle_request(
+        self, request: LoopbackRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if request.headers.get("upgrade", "").lower() != "websocket":
+            return await super()._handle_request(request, reader, writer)
+        await self._upgrade(request, reader, writer)
+        return False
 
     async def _upgrade(
         self, request: LoopbackRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

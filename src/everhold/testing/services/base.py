@@ -7,17 +7,17 @@ seen to do.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
+import itertools
 import json
 import re
-import socket
-import struct
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from everhold.testing.http_listener import HttpListener, RawHttpRequest, abort_connection, write_response
 
 ServiceFaultKind: TypeAlias = Literal[
     "refuse",  # respond with `status` without doing it
@@ -36,12 +36,8 @@ ServiceFaultKind: TypeAlias = Literal[
     "twice",  # do it twice
 ]
 
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _WORD: Final = re.compile(r"\w+")
-_PHRASES: Final = {
-    200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
-    405: "Method Not Allowed", 409: "Conflict", 422: "Unprocessable Entity", 429: "Too Many Requests",
-    500: "Internal Server Error", 503: "Service Unavailable",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,33 +103,27 @@ class ServiceFault:
         return True
 
 
-class LoopbackService:
+class LoopbackService(HttpListener):
     """`async with TheService() as service:`, then point a client at `service.url`."""
 
+    buffer_bytes = 2**24
     routes: ClassVar[tuple[tuple[str, str, str], ...]]
     """(method, path with {names}, the method that answers)."""
     state: Any
     """What it stores; can be copied deeply."""
 
     def __init__(self, *, key: str | None = None) -> None:
+        super().__init__()
         self.key = key
         self.requests: list[ServiceRequest] = []
-        self.connections = 0
-        self.port = 0
+        self._count = itertools.count(1)
         self._faults: list[ServiceFault] = []
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
         self._table = [
             (method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path) + r"/?"), name)
             for method, path, name in self.routes
         ]
 
     # -- use ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def plan_fault(
         self, how: ServiceFaultKind, path: str = "", *, method: str = "", times: int | None = 1, **more: Any
@@ -156,69 +146,14 @@ class LoopbackService:
         """Return the requests that reached it, carried out or not."""
         return [call for call in self.requests if (not method or call.method == method) and re.search(path, call.path)]
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port, limit=2**24)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """Close all connections and keep the state. `start` brings it back at the same address."""
-        if self._server is None:
-            return
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in list(self._writers):
-            _abort_connection(writer)
-        await self._server.wait_closed()
-        self._server = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
-
-    @contextlib.contextmanager
-    def threaded(self) -> Iterator[Self]:
-        """Serve from a thread of its own, for callers without an event loop or with a virtual one."""
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name=type(self).__name__, daemon=True)
-        thread.start()
-        self._loop = loop
-        asyncio.run_coroutine_threadsafe(self.start(), loop).result()
-        try:
-            yield self
-        finally:
-            asyncio.run_coroutine_threadsafe(self.stop(), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self._writers.add(writer)
-        self._start_task(self._serve(reader, writer))
-
-    def _start_task(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while (call := await _read_request(reader)) is not None:
-                self.requests.append(call)
-                if not await self._answer_request(call, writer):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client closed the connection
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+    async def serve_request(
+        self, received: RawHttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        call = _parse_request(received)
+        self.requests.append(call)
+        return await self._answer_request(call, writer)
 
     async def _answer_request(self, call: ServiceRequest, writer: asyncio.StreamWriter) -> bool:
         """Answer a request; return whether the connection may be used again."""
@@ -251,7 +186,7 @@ class LoopbackService:
                 await _write_reply(writer, self.execute_request(call))
             case "idle":
                 await _write_reply(writer, self.execute_request(call))
-                asyncio.get_running_loop().call_later(0.01, _abort_connection, writer)
+                asyncio.get_running_loop().call_later(0.01, abort_connection, writer)
             case "hang":
                 await asyncio.Event().wait()
             case "wait":
@@ -275,7 +210,7 @@ class LoopbackService:
             self.execute_request(call)
         elif fault.kind == "late":
             asyncio.get_running_loop().call_later(fault.seconds, self.execute_request, call)
-        _abort_connection(writer)
+        abort_connection(writer)
 
     def execute_request(self, call: ServiceRequest) -> ServiceReply:
         """Carry out a request."""
@@ -296,6 +231,10 @@ class LoopbackService:
         status, why = (405, "Method Not Allowed") if known else (404, "Not Found")
         return ServiceReply({"detail": why}, status)
 
+    def _next_time(self) -> str:
+        """Return a later time than all before."""
+        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
+
     def is_authorised(self, headers: Mapping[str, str]) -> bool:
         return self.key is None or headers.get("authorization") == f"Bearer {self.key}"
 
@@ -312,29 +251,14 @@ def score_overlap(query: str, text: str) -> float:
 # -- wire format -------------------------------------------------------------------------------------------------------
 
 
-async def _read_request(reader: asyncio.StreamReader) -> ServiceRequest | None:
+def _parse_request(received: RawHttpRequest) -> ServiceRequest:
+    parts = urlsplit(received.target)
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    method, target, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        body = b""
-        while size := int((await reader.readline()).split(b";")[0], 16):
-            body += await reader.readexactly(size)
-            await reader.readline()
-        await reader.readline()
-    else:
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-    parts = urlsplit(target)
-    try:
-        content = json.loads(body) if body else None
+        content = json.loads(received.body) if received.body else None
     except ValueError:
         content = None
     pairs = tuple(parse_qsl(parts.query))
-    return ServiceRequest(method, parts.path, dict(pairs), headers, content, pairs)
+    return ServiceRequest(received.method, parts.path, dict(pairs), received.headers, content, pairs)
 
 
 async def _write_reply(writer: asyncio.StreamWriter, reply: ServiceReply) -> None:
@@ -342,22 +266,9 @@ async def _write_reply(writer: asyncio.StreamWriter, reply: ServiceReply) -> Non
         reply.body if isinstance(reply.body, bytes) else b"" if reply.body is None else json.dumps(reply.body).encode()
     )
     kind = "text/html" if isinstance(reply.body, bytes) and reply.body else "application/json"
-    headers = {"content-type": kind, **reply.headers, "content-length": str(len(data))}
-    lines = [
-        f"HTTP/1.1 {reply.status} {_PHRASES.get(reply.status, 'Status')}",
-        *(f"{key}: {value}" for key, value in headers.items()),
-    ]
-    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + data)
-    await writer.drain()
+    await write_response(writer, reply.status, {"content-type": kind, **reply.headers}, data)
 
 
 def _make_failure_reply(fault: ServiceFault) -> ServiceReply:
     headers = {"retry-after": f"{fault.retry_after:g}"} if fault.retry_after is not None else {}
     return ServiceReply({"detail": f"the service said {fault.status}"}, fault.status, headers)
-
-
-def _abort_connection(writer: asyncio.StreamWriter) -> None:
-    handle: socket.socket | None = writer.get_extra_info("socket")
-    if handle is not None and not writer.transport.is_closing():
-        handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()

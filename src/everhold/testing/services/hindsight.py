@@ -1,23 +1,22 @@
 """A fake Hindsight on loopback that answers as its API does: banks, documents, operations, recall, reflect.
 
 A document replaces another with the same id. An operation is recognised by its id, and other content under that id is
-silently dropped. Instead of extraction by a language model, each document yields one fact, word for word.
+silently dropped. An operation keeps what was submitted, and so does the log of requests to the language model. A search
+returns neighbours, not only texts with the same words. Instead of extraction by a language model, each document yields
+one fact, word for word.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceRequest, score_overlap
 
 Row = dict[str, Any]
-_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _BANK: Final = "/v1/default/banks/{bank}"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -33,6 +32,8 @@ class HindsightServiceState:
     """Ids of documents in the order they were written; rewritten documents again."""
     loose: int = 0
     """Documents that came without an id."""
+    llm_requests: list[Row] = field(default_factory=list)
+    """The requests to the language model. Nothing deletes them."""
 
 
 class HindsightService(LoopbackService):
@@ -55,16 +56,18 @@ class HindsightService(LoopbackService):
         ("DELETE", f"{_BANK}/documents/{{document}}", "delete_document"),
         ("GET", f"{_BANK}/operations", "list_operations"),
         ("GET", f"{_BANK}/operations/{{operation}}", "get_operation"),
+        ("DELETE", f"{_BANK}/operations/{{operation}}/delete", "delete_operation"),
         ("POST", f"{_BANK}/operations/{{operation}}/retry", "retry_operation"),
     )
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
+        self.finds_neighbours = True
+        """Whether a search also returns texts without a common word, as the real service does."""
         self.state = HindsightServiceState()
         self.holds_operations = False
         self.failures_left = 0
         self.loses_operations = False
-        self._count = itertools.count(1)
 
     # -- inspection --------------------------------------------------------------------------------------------------
 
@@ -158,6 +161,7 @@ class HindsightService(LoopbackService):
             self.failures_left -= 1
             operation.update(status="failed", error="the language model is not available")
             return
+        self.state.llm_requests += [{"bank": operation["bank"], "text": it["content"]} for it in operation["items"]]
         self._write_documents(operation["bank"], operation["items"], operation["tags"])
         operation.update(status="completed", error=None)
         if self.loses_operations:
@@ -195,6 +199,9 @@ class HindsightService(LoopbackService):
             row
             for row in self._find_documents(bank)
             if _has_matching_tags(row["tags"], call.json.get("tags"), call.json.get("tags_match"))
+            and all(
+                _has_matching_tags(row["tags"], it["tags"], it["match"]) for it in call.json.get("tag_groups") or ()
+            )
         ]
         scored = sorted(((score_overlap(call.json["query"], row["text"]), row) for row in rows), key=lambda it: -it[0])
         return {
@@ -210,7 +217,7 @@ class HindsightService(LoopbackService):
                     "scores": {"final": score},
                 }
                 for score, row in scored
-                if score > 0
+                if score or self.finds_neighbours
             ]
         }
 
@@ -255,13 +262,21 @@ class HindsightService(LoopbackService):
 
     def get_operation(self, call: ServiceRequest, bank: str, operation: str) -> Row:
         row = self._find_operation(operation)
+        payload = {"contents": row["items"]} if call.query.get("include_payload", "").lower() == "true" else None
         return {
             "operation_id": operation,
             "status": row["status"],
             "operation_type": "retain",
             "error_message": row["error"],
             "result_metadata": row["metadata"],
+            "task_payload": payload,
         }
+
+    def delete_operation(self, call: ServiceRequest, bank: str, operation: str) -> Row:
+        if self._find_operation(operation)["status"] in ("pending", "processing"):
+            raise ServiceRefusal(409, {"detail": "operation is not finished"})
+        del self.state.operations[operation]
+        return {"success": True, "message": "deleted", "operation_id": operation}
 
     def retry_operation(self, call: ServiceRequest, bank: str, operation: str) -> Row:
         row = self._find_operation(operation)
@@ -289,7 +304,9 @@ class HindsightService(LoopbackService):
             }
             for row in rows
         ]
-        return {"bank_id": bank, "total": len(rows), "limit": 20, "offset": 0, "operations": listed[:20]}
+        offset, limit = int(call.query.get("offset", "0")), int(call.query.get("limit", "20"))
+        page = listed[offset : offset + limit]
+        return {"bank_id": bank, "total": len(rows), "limit": limit, "offset": offset, "operations": page}
 
     def health(self, call: ServiceRequest) -> Row:
         return {"status": "healthy", "database": "connected"}
@@ -311,9 +328,6 @@ class HindsightService(LoopbackService):
         if row is None:
             raise ServiceRefusal(404, {"detail": "Operation not found"})
         return row
-
-    def _next_time(self) -> str:
-        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
 def _has_matching_tags(tags: Sequence[str], wanted: Sequence[str] | None, match: str | None) -> bool:

@@ -1,17 +1,18 @@
 """A fake Honcho on loopback that answers as its API v3 does: workspaces, peers, sessions, messages, conclusions, cards,
 context.
 
-Creating is get-or-create; writes have no key, so repeats are not recognised; messages cannot be deleted. Instead of
-reasoning, it returns the stored conclusions.
+Creating is get-or-create; writes have no key, so repeats are not recognised; messages cannot be deleted. A session is
+hidden from lists at once and deleted later by a worker; until then searches find its text, and writes to it get 404. A
+search returns neighbours, not only texts with the same words. Instead of reasoning, it derives one conclusion from each
+message: for its author, and for those peers of the session that observe others. It returns the conclusions of the
+observer that is asked for.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
@@ -20,7 +21,6 @@ MAX_MESSAGES: Final = 100
 MAX_MESSAGE_CHARS: Final = 25_000
 MAX_CONCLUSIONS: Final = 65_535
 _ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,512}")
-_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
 
 
@@ -57,6 +57,7 @@ class HonchoService(LoopbackService):
         ("POST", "/v3/workspaces/{workspace}/sessions/list", "sessions"),
         ("DELETE", "/v3/workspaces/{workspace}/sessions/{session}", "delete_session"),
         ("GET", "/v3/workspaces/{workspace}/sessions/{session}/context", "context"),
+        ("PUT", "/v3/workspaces/{workspace}/sessions/{session}/peers/{peer}/config", "set_peer_config"),
         ("POST", "/v3/workspaces/{workspace}/sessions/{session}/search", "search_session"),
         ("POST", "/v3/workspaces/{workspace}/sessions/{session}/messages", "add_messages"),
         ("POST", "/v3/workspaces/{workspace}/sessions/{session}/messages/list", "list_messages"),
@@ -69,8 +70,17 @@ class HonchoService(LoopbackService):
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
+        self.finds_neighbours = True
+        """Whether a search also returns texts without a common word, as the real service does."""
+        self.derives = False
+        """Whether the deriver runs. Tests that count conclusions leave it off."""
         self.state = HonchoServiceState()
-        self._count = itertools.count(1)
+        self.deletes_sessions = True
+        """Whether the worker that deletes sessions runs. The service answers 202 in any case."""
+        self.deletion_reads = 0
+        """How many requests the worker lets pass before it deletes a session."""
+        self._doomed: dict[tuple[str, str], int] = {}
+        """(workspace, session) -> requests until it is deleted."""
 
     # -- inspection --------------------------------------------------------------------------------------------------
 
@@ -104,6 +114,8 @@ class HonchoService(LoopbackService):
     def _get_or_create_session(
         self, workspace: str, name: str, peers: Mapping[str, Any], call: ServiceRequest | None = None
     ) -> ServiceReply:
+        if (workspace, name) in self.state.sessions:
+            self._require_session(workspace, name)  # a session that is being deleted takes nothing any more
         for peer in peers:
             self._get_or_create_peer(workspace, peer)
         fresh = {
@@ -117,20 +129,56 @@ class HonchoService(LoopbackService):
         reply = self._get_or_create(self.state.sessions, (workspace, name), fresh, call)
         if reply.status == 201:
             self.state.created.append(name)
-        self.state.sessions[workspace, name]["peers"].update(peers)
+        for peer, config in peers.items():
+            # a peer that is in the session already keeps its configuration
+            self.state.sessions[workspace, name]["peers"].setdefault(peer, dict(config or {}))
         return reply
 
+    def set_peer_config(self, call: ServiceRequest, workspace: str, session: str, peer: str) -> ServiceReply:
+        found = self.state.sessions.get((workspace, session), {}).get("peers", {})
+        if peer not in found:
+            raise ServiceRefusal(404, {"detail": "Session peer not found"})
+        found[peer].update(call.json or {})
+        return ServiceReply(None, 204)
+
     def sessions(self, call: ServiceRequest, workspace: str) -> Row:
-        rows = [row for (where, _), row in self.state.sessions.items() if where == workspace]
+        self.work()
+        rows = [row for (where, _), row in self.state.sessions.items() if where == workspace and row["is_active"]]
         return _make_page(call, _filter_rows(rows, call.json))
 
     def delete_session(self, call: ServiceRequest, workspace: str, session: str) -> ServiceReply:
-        if self.state.sessions.pop((workspace, session), None) is None:
-            raise ServiceRefusal(404, {"detail": "Session not found"})
+        self._require_session(workspace, session)
+        self.state.sessions[workspace, session]["is_active"] = False
+        self._doomed[workspace, session] = self.deletion_reads
+        return ServiceReply({"message": "Session deleted successfully"}, 202)
+
+    def _rank_rows(self, wanted: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
+        """Return the rows, the best first: vectors always have neighbours, and nothing says where they stop to fit."""
+        scored = [(score_overlap(wanted["query"], row["content"]), -place, row) for place, row in enumerate(rows)]
+        nearest = sorted(scored, key=lambda it: it[:2], reverse=True)
+        fitting = [row for score, _, row in nearest if score or self.finds_neighbours]
+        return fitting[: wanted.get("limit") or 10]
+
+    def work(self) -> None:
+        """Let the worker do what is due: it deletes sessions some time after the service has answered 202."""
+        for (workspace, session), reads in list(self._doomed.items()):
+            if reads > 0:
+                self._doomed[workspace, session] = reads - 1
+            elif self.deletes_sessions:
+                del self._doomed[workspace, session]
+                self._erase_session(workspace, session)
+
+    def _erase_session(self, workspace: str, session: str) -> None:
+        del self.state.sessions[workspace, session]
         for shelf in ("messages", "conclusions"):
             rows = getattr(self.state, shelf)
-            setattr(self.state, shelf, [row for row in rows if row["session_id"] != session])
-        return ServiceReply(None, 202)
+            left = [row for row in rows if (row["workspace_id"], row["session_id"]) != (workspace, session)]
+            setattr(self.state, shelf, left)
+
+    def _require_session(self, workspace: str, session: str) -> None:
+        row = self.state.sessions.get((workspace, session))
+        if row is None or not row["is_active"]:
+            raise ServiceRefusal(404, {"detail": "Session not found"})
 
     def _get_or_create(self, shelf: dict[Any, Row], key: Any, fresh: Row, call: ServiceRequest | None) -> ServiceReply:
         status = 200 if key in shelf else 201
@@ -166,11 +214,34 @@ class HonchoService(LoopbackService):
             for message in given
         ]
         self.state.messages.extend(rows)
+        if self.derives:
+            self._derive_conclusions(workspace, session, rows)
         return ServiceReply(rows, 201)
 
+    def _derive_conclusions(self, workspace: str, session: str, rows: Sequence[Row]) -> None:
+        peers = self.state.sessions[workspace, session]["peers"]
+        for row in rows:
+            observed = row["peer_id"]
+            if peers.get(observed, {}).get("observe_me") is False:
+                continue
+            others = [peer for peer, config in peers.items() if peer != observed and config.get("observe_others")]
+            for observer in (observed, *others):
+                self.state.conclusions.append(
+                    {
+                        "id": self._next_id("con"),
+                        "content": f"{observed} said: {row['content']}",
+                        "observer_id": observer,
+                        "observed_id": observed,
+                        "session_id": session,
+                        "level": "explicit",
+                        "times_derived": 1,
+                        "workspace_id": workspace,
+                        "created_at": self._next_time(),
+                    }
+                )
+
     def list_messages(self, call: ServiceRequest, workspace: str, session: str) -> Row:
-        if (workspace, session) not in self.state.sessions:
-            raise ServiceRefusal(404, {"detail": "Session not found"})
+        self._require_session(workspace, session)
         return _make_page(call, _filter_rows(self._find_messages(workspace, session), call.json))
 
     def update_message(self, call: ServiceRequest, workspace: str, session: str, message: str) -> Row:
@@ -190,13 +261,13 @@ class HonchoService(LoopbackService):
         ]
 
     def search(self, call: ServiceRequest, workspace: str) -> list[Row]:
-        return _rank_rows(call.json, _filter_rows(self._find_messages(workspace), call.json))
+        return self._rank_rows(call.json, _filter_rows(self._find_messages(workspace), call.json))
 
     def search_session(self, call: ServiceRequest, workspace: str, session: str) -> list[Row]:
-        return _rank_rows(call.json, _filter_rows(self._find_messages(workspace, session), call.json))
+        return self._rank_rows(call.json, _filter_rows(self._find_messages(workspace, session), call.json))
 
     def search_peer(self, call: ServiceRequest, workspace: str, peer: str) -> list[Row]:
-        return _rank_rows(call.json, _filter_rows(self._find_messages(workspace, peer=peer), call.json))
+        return self._rank_rows(call.json, _filter_rows(self._find_messages(workspace, peer=peer), call.json))
 
     # -- conclusions, cards, context ---------------------------------------------------------------------------------
 
@@ -210,8 +281,8 @@ class HonchoService(LoopbackService):
             for peer in (one["observer_id"], one["observed_id"]):
                 if (workspace, peer) not in self.state.peers:
                     raise ServiceRefusal(404, {"detail": f"Peer {peer} not found"})
-            if one.get("session_id") and (workspace, one["session_id"]) not in self.state.sessions:
-                raise ServiceRefusal(404, {"detail": f"Session {one['session_id']} not found"})
+            if one.get("session_id"):
+                self._require_session(workspace, one["session_id"])
         rows = [
             {
                 "id": self._next_id("con"),
@@ -238,7 +309,7 @@ class HonchoService(LoopbackService):
 
     def query_conclusions(self, call: ServiceRequest, workspace: str) -> list[Row]:
         wanted = {"query": call.json["query"], "limit": call.json.get("top_k", 10)}
-        return _rank_rows(wanted, _filter_rows(self._find_conclusions(workspace), call.json))
+        return self._rank_rows(wanted, _filter_rows(self._find_conclusions(workspace), call.json))
 
     def delete_conclusion(self, call: ServiceRequest, workspace: str, conclusion: str) -> ServiceReply:
         kept = [row for row in self.state.conclusions if row["id"] != conclusion]
@@ -274,8 +345,7 @@ class HonchoService(LoopbackService):
         }
 
     def context(self, call: ServiceRequest, workspace: str, session: str) -> Row:
-        if (workspace, session) not in self.state.sessions:
-            raise ServiceRefusal(404, {"detail": "Session not found"})
+        self._require_session(workspace, session)
         target, seen_by = call.query.get("peer_target", ""), call.query.get("peer_perspective", "")
         return {
             "id": session,
@@ -306,9 +376,6 @@ class HonchoService(LoopbackService):
     def _next_id(self, kind: str) -> str:
         return f"{kind}_{next(self._count):018d}xyz"
 
-    def _next_time(self) -> str:
-        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
-
 
 def _check_name(body: Any) -> str:
     name = (body or {}).get("id", "")
@@ -328,12 +395,6 @@ def _make_page(call: ServiceRequest, rows: Sequence[Row]) -> Row:
     ordered = list(reversed(rows)) if call.query.get("reverse") == "true" else list(rows)
     items = ordered[(page - 1) * size : page * size]
     return {"items": items, "page": page, "size": size, "total": len(rows), "pages": -(-len(rows) // size)}
-
-
-def _rank_rows(wanted: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
-    scored = [(score_overlap(wanted["query"], row["content"]), -place, row) for place, row in enumerate(rows)]
-    fitting = sorted((it for it in scored if it[0] > 0), key=lambda it: it[:2], reverse=True)
-    return [row for _, _, row in fitting[: wanted.get("limit") or 10]]
 
 
 def _filter_rows(rows: Sequence[Row], body: Any) -> list[Row]:

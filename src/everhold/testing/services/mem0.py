@@ -7,16 +7,13 @@ stored as it is. It also answers as the self-hosted server, which has other path
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
 
 Row = dict[str, Any]
-_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -51,7 +48,6 @@ class Mem0Service(LoopbackService):
         self.state = Mem0ServiceState()
         self.holds_events = False
         self.failures_left = 0
-        self._count = itertools.count(1)
 
     def is_authorised(self, headers: Mapping[str, str]) -> bool:
         given = (headers.get("authorization"), headers.get("x-api-key"))
@@ -156,9 +152,6 @@ class Mem0Service(LoopbackService):
 
     def make_unauthorised_reply(self) -> ServiceReply:
         return ServiceReply({"detail": "Given token not valid"}, 401)
-
-    def _next_time(self) -> str:
-        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
 def _filter_rows(rows: Any, filters: Any) -> Sequence[Row]:

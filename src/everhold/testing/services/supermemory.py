@@ -7,16 +7,13 @@ and one that cannot be processed disappears. Instead of learning, it returns the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
 
 Row = dict[str, Any]
-_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_BATCH_DOCUMENTS: Final = 600
 
 
@@ -48,10 +45,13 @@ class SupermemoryService(LoopbackService):
 
     def __init__(self, *, key: str | None = None) -> None:
         super().__init__(key=key)
+        self.finds_neighbours = True
+        """Whether a search also returns texts without a common word, as the real service does."""
         self.state = SupermemoryServiceState()
         self.holds_documents = False
         self.failures_left = 0
-        self._count = itertools.count(1)
+        self.undeletable: set[str] = set()
+        """Documents whose deletion is refused, in an answer with status 200."""
 
     # -- inspection --------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,9 @@ class SupermemoryService(LoopbackService):
     def delete(self, call: ServiceRequest, ns: str) -> Row:
         errors, count = [], 0
         for id_ in call.json["ids"]:
-            if self.state.documents.pop((ns, id_), None) is None:
+            if id_ in self.undeletable:
+                errors.append({"id": id_, "error": "Document is being processed"})
+            elif self.state.documents.pop((ns, id_), None) is None:
                 errors.append({"id": id_, "error": "Document not found"})
             else:
                 count += 1
@@ -149,7 +151,8 @@ class SupermemoryService(LoopbackService):
                 "system": {"updatedAt": row["at"], "createdAt": row["at"]},
             }
             for score, row in scored
-            if score > 0
+            if score or self.finds_neighbours
+            if score >= (call.json.get("threshold") or 0.0)
         ]
         return {"results": results[: call.json.get("limit") or 10], "searchTime": 1}
 
@@ -186,9 +189,6 @@ class SupermemoryService(LoopbackService):
 
     def make_unauthorised_reply(self) -> ServiceReply:
         return ServiceReply({"error": "Unauthorized"}, 401)
-
-    def _next_time(self) -> str:
-        return (_EPOCH + timedelta(seconds=next(self._count))).isoformat()
 
 
 def _describe_document(row: Row) -> Row:

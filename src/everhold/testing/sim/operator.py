@@ -9,13 +9,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from everhold.admin.sessions import SessionAdmin
+from everhold.core.people import IdentityProof, PeoplePlanner
+from everhold.engine.state_updates import update_people
 from everhold.errors import EverholdError
 from everhold.testing.sim.invariants import SECRET_PATTERN, InvariantWitness
 from everhold.testing.sim.world import SimWorld
 
 PACE_SECONDS: Final = 12.0
 INTERFERENCE_PROBABILITY: Final = 0.2
-OPERATOR_ACTIONS: Final = ("erase", "erase", "erase", "note", "undo", "stop", "replay", "replay", "link")
+OPERATOR_ACTIONS: Final = (
+    "erase", "erase", "erase", "note", "undo", "stop", "replay", "replay", "link", "join", "part",
+)  # fmt: skip
 
 
 class SimOperator:
@@ -79,13 +83,42 @@ class SimOperator:
                 return control.undo_turns(session, what=rng.choice(("turn", "compress")))
             case "stop":
                 return control.stop_turn(session)
+            case "join" | "part":
+                return self._change_people(control, action)
             case "link":
                 return self._link_identity(control, f"{session}/{rng.random():.6f}")
             case _:
                 return control.replay_dead_letters()
 
+    async def _change_people(self, control: SessionAdmin, action: str) -> None:
+        """Make one person of two identities that have spoken, or take an identity away from its person."""
+        known = sorted(
+            identity
+            for identity, record in (await control.store.get_people()).identities.items()
+            if record.proof in (IdentityProof.SEEN, IdentityProof.LINKED)
+        )
+        if len(known) < 2:
+            return
+        one, other = self.rng.sample(known, 2)
+
+        def plan(planner: PeoplePlanner) -> None:
+            if action == "part":
+                planner.get_person(one)
+                planner.unlink_identity(one)
+            else:
+                planner.join_people(planner.get_person(one), planner.get_person(other), IdentityProof.LINKED)
+
+        await update_people(control.store, chance=control.gates.chance, at=self.world.now(), by="operator", plan=plan)
+        self.world.stats[f"people {action}ed"] += 1
+
     async def _link_identity(self, control: SessionAdmin, identity: str) -> None:
-        await control.store.link_identity(identity, "ada", at=self.world.now())
+        await update_people(
+            control.store,
+            chance=control.gates.chance,
+            at=self.world.now(),
+            by="operator",
+            plan=lambda planner: planner.link_identity(identity, planner.get_labelled("ada"), IdentityProof.OPERATOR),
+        )
         self.witness.linked.append(identity)
 
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from everhold.admin.sessions import SessionAdmin
@@ -25,6 +26,7 @@ from everhold.core.entries import (
     EntryKind,
     Erased,
     Heard,
+    Noted,
     Notified,
     OperationsUndone,
     Returned,
@@ -33,6 +35,8 @@ from everhold.core.entries import (
     Took,
     encode_body,
 )
+from everhold.core.people import PeopleEvent, build_directory, can_hear
+from everhold.core.recall import RecallRecord
 from everhold.engine.outbox.platform import DRAFT_PART
 from everhold.ports.platform import DeliveryGuarantee, IncomingMessage
 from everhold.ports.store import DeadLetter, Receipt, StateNamespace, make_state_scope
@@ -60,6 +64,7 @@ class SimFacts(Struct, frozen=True, kw_only=True):
     world: SimWorld
     witness: InvariantWitness
     environment: SimEnvironment
+    people_events: list[PeopleEvent]
     is_finished: bool
     """Whether all work is done. If not, a missing item may only be late."""
 
@@ -76,7 +81,8 @@ async def check_all(
     """Return all violations."""
     sessions = [session.id for session in await store.list_sessions(limit=1_000)]
     logs = {session: await store.list_entries(session) for session in sessions}
-    recalled = {e.body.recall for log in logs.values() for e in log if isinstance(e.body, Thought) and e.body.recall}
+    thoughts = [e.body for log in logs.values() for e in log if isinstance(e.body, Thought)]
+    recalled = {digest for thought in thoughts for digest in (thought.recall, thought.why) if digest}
     facts = SimFacts(
         logs=logs,
         blobs={digest: blob for digest in sorted(recalled) if (blob := await store.get_blob(digest)) is not None},
@@ -87,8 +93,9 @@ async def check_all(
         environment=environment,
         offsets={(it.scope, it.key): it.value for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET)},
         is_finished=is_finished,
+        people_events=await store.list_people_events(limit=100_000),
     )
-    links = dict(await store.list_identity_links())
+    people = await store.get_people()
     report = await control.audit_store()
     problems = [
         f"the audit says: {finding.text}"
@@ -97,7 +104,9 @@ async def check_all(
     ]
     problems += await check_told_contexts(facts, control)
     problems += [
-        f"the link of {it} to ada was confirmed and is not stored" for it in witness.linked if links.get(it) != "ada"
+        f"the link of {it} to ada was confirmed and is not stored"
+        for it in witness.linked
+        if people.find_label(it) != "ada"
     ]
     for oracle in (
         check_gapless,
@@ -107,6 +116,7 @@ async def check_all(
         check_operation_bounds,
         check_compressions,
         check_model_requests,
+        check_recalled_audiences,
         check_deliveries,
         check_drafts,
         check_tool_runs,
@@ -292,9 +302,9 @@ def _check_message_end(
     if ended is None or not body.asks:
         return
     said = [entry.body for entry in steps if isinstance(entry.body, Said)]
-    told = [entry.body for entry in steps if isinstance(entry.body, Notified)]
+    notices = [entry.body for entry in steps if isinstance(entry.body, Notified)]
     if consumption.began[op].type == "command":
-        if not told:
+        if not notices:
             yield f"the command in message {seq} ended without a notice"
         return
     if ended.outcome == "done":
@@ -305,7 +315,7 @@ def _check_message_end(
         elif answers and any(token not in TOKEN_PATTERN.findall(answers[0].text) for token in tokens):
             yield f"message {seq} ({body.text!r}) is not in the answer {answers[0].text!r}"
     elif ended.outcome == "failed":
-        if not told:
+        if not notices:
             yield f"message {seq} failed without a notice"
     elif ended.outcome not in CUT_SHORT_OUTCOMES:
         yield f"message {seq} ended as {ended.outcome}"
@@ -394,6 +404,28 @@ def check_model_requests(facts: SimFacts) -> Iterator[str]:
             if reference.fingerprint_request(request) != entry.body.request:
                 facts.world.record("oracle", f"{session} {entry.seq} should have been asked {request.messages}")
                 yield f"{session}: the request of entry {entry.seq} differs from the log"
+
+
+def check_recalled_audiences(facts: SimFacts) -> Iterator[str]:
+    """Everybody present could read what was recalled for a turn, as the people were at some moment of the turn."""
+    for session, log in facts.logs.items():
+        epochs = {e.seq: e.body.people for e in log if isinstance(e.body, Began)}
+        for entry in log:
+            body = entry.body
+            blob = facts.blobs.get(body.why) if isinstance(body, Thought) and body.why else None
+            if blob is None or entry.op is None:
+                continue
+            why = msgspec.json.decode(blob, type=RecallRecord)
+            since = epochs.get(entry.op, 0)
+            moments = [since, *(it.n for it in facts.people_events if it.n > since and it.at <= entry.at)]
+            directories = [build_directory(it for it in facts.people_events if it.n <= n) for n in moments]
+            for trace in why.shown:
+                cited = next((e for e in facts.logs.get(trace.session, ()) if e.seq == trace.seq), None)
+                if cited is None or not isinstance(cited.body, Heard | Said | Noted):
+                    continue
+                heard_by = cited.body.stamp.audience
+                if not any(can_hear(it.expand_audience(why.audience), heard_by, cited.at) for it in directories):
+                    yield f"{session}: {why.audience} was shown entry {trace.seq} of {trace.session}, for {heard_by}"
 
 
 async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[str]:

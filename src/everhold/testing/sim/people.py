@@ -10,6 +10,7 @@ from typing import Final
 
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import ChatLocation
+from everhold.core.people import build_identity
 from everhold.ports.platform import IncomingMessage, PlatformOffset
 from everhold.ports.store import Change, Step
 from everhold.testing.sim.remote_services import SimPlatform
@@ -157,5 +158,9 @@ def make_offset(read: ChatLocation) -> PlatformOffset:
 async def admit_message(incoming: IncomingMessage) -> AdmissionDecision:
     """Admit everyone but the stranger. A group shares one session."""
     return AdmissionDecision(
-        agent="main", person=incoming.sender, group="shared", ignored=incoming.sender == STRANGER_ID
+        agent="main",
+        identity=build_identity(incoming.origin.platform, incoming.sender),
+        group="shared",
+        ignored=incoming.sender == STRANGER_ID,
+        is_new_identity=True,
     )

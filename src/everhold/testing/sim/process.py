@@ -9,42 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from everhold.core.entries import Entry, EntryKind
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import InDoubt, Transient
-from everhold.ports.store import (
-    BudgetSpend,
-    Change,
-    CitedEntry,
-    Claim,
-    CommitResult,
-    ConsumerCursor,
-    DeadLetter,
-    MemoryBacklog,
-    Now,
-    Operation,
-    Receipt,
-    ReceiptCount,
-    Session,
-    SessionSnapshot,
-    StateNamespace,
-    StateRecord,
-    Step,
-    Store,
-)
+from everhold.ports.store import Change, Claim, CommitResult, Now, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim.world import RequestOrigin, SimLogger, SimRandom, SimWorld
 
 if TYPE_CHECKING:
     from everhold.testing.sim.invariants import InvariantWitness
 
+    _StoreMethods = SqliteStore
+else:
+    _StoreMethods = object
+
 T = TypeVar("T")
 
 CURRENT_CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WORKING", default=None)
 """The claim under which the running code acts. It is set in a worker's task and inherited by the tasks it starts."""
 
+READ_PREFIXES: Final = ("count_", "find_", "get_", "list_", "read_", "resolve_", "verify")
 READ_YIELD_PROBABILITY = 0.1
 """The probability that a read lets other tasks run first, as with a remote store."""
 
@@ -162,8 +147,11 @@ class SimGates(Gates):
         await self.process.pass_gate("sleep", "after")
 
 
-class GatedStore:
-    """The store as a process sees it: every writing method is a gate, and every read may be delayed."""
+class GatedStore(_StoreMethods):
+    """The store as a process sees it: every writing method is a gate, and every read may be delayed.
+
+    The reading methods are added below. For the type checker they are those of the SQLite store.
+    """
 
     def __init__(self, process: SimProcess) -> None:
         self.process = process
@@ -216,11 +204,6 @@ class GatedStore:
         await self._after(Step.REPLAY)
         return count
 
-    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
-        await self._before(Step.PEOPLE)
-        await self.disk.link_identity(identity, person, at=at)
-        await self._after(Step.PEOPLE)
-
     async def _before(self, step: Step) -> None:
         await asyncio.sleep(self.process.chance.random() * 0.01)
         await self.process.pass_gate(step, "before")
@@ -235,181 +218,19 @@ class GatedStore:
             await asyncio.sleep(self.process.chance.random() * 0.02)
         await self.process.wait_until_alive()
 
-    # -- reading
-
-    async def get_session(self, id: str) -> Session:
-        await self._yield_sometimes()
-        return await self.disk.get_session(id)
-
-    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
-        await self._yield_sometimes()
-        return await self.disk.get_session_snapshot(id)
-
-    async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
-        await self._yield_sometimes()
-        return await self.disk.list_sessions(limit=limit, after=after, newest_first=newest_first)
-
-    async def list_sessions_begun_by(
-        self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
-    ) -> list[Session]:
-        await self._yield_sometimes()
-        return await self.disk.list_sessions_begun_by(
-            author=author, agent=agent, address=address, limit=limit, after=after
-        )
-
-    async def list_branches(self, id: str) -> list[Session]:
-        await self._yield_sometimes()
-        return await self.disk.list_branches(id)
-
-    async def resolve_address(self, address: str) -> str | None:
-        await self._yield_sometimes()
-        return await self.disk.resolve_address(address)
-
-    async def get_session_head(self, id: str) -> tuple[int, int]:
-        await self._yield_sometimes()
-        return await self.disk.get_session_head(id)
-
-    async def get_bound_session(self, address: str) -> tuple[str, str] | None:
-        await self._yield_sometimes()
-        return await self.disk.get_bound_session(address)
-
-    async def find_sessions(self, name: str) -> list[str]:
-        await self._yield_sometimes()
-        return await self.disk.find_sessions(name)
-
-    async def list_entries(
-        self,
-        session: str,
-        *,
-        after: int = 0,
-        upto: int | None = None,
-        kinds: Sequence[EntryKind] = (),
-        limit: int | None = None,
-    ) -> list[Entry]:
-        await self._yield_sometimes()
-        return await self.disk.list_entries(session, after=after, upto=upto, kinds=kinds, limit=limit)
-
-    async def get_entry(self, session: str, seq: int) -> Entry:
-        await self._yield_sometimes()
-        return await self.disk.get_entry(session, seq)
-
-    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
-        await self._yield_sometimes()
-        return await self.disk.get_cited_entries(places)
-
-    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        await self._yield_sometimes()
-        return await self.disk.read_feed(after=after, limit=limit)
-
-    async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        await self._yield_sometimes()
-        return await self.disk.list_notes(after=after, limit=limit)
-
-    async def list_compressions(self, *, limit: int) -> list[Entry]:
-        await self._yield_sometimes()
-        return await self.disk.list_compressions(limit=limit)
-
-    async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        await self._yield_sometimes()
-        return await self.disk.list_pending(session, after=after)
-
-    async def count_waiting(self) -> int:
-        await self._yield_sometimes()
-        return await self.disk.count_waiting()
-
-    async def list_operations(
-        self,
-        session: str,
-        *,
-        types: Sequence[str] = (),
-        after: int = 0,
-        before: int | None = None,
-        states: Sequence[str] = (),
-        newest_first: bool = False,
-        limit: int | None = None,
-    ) -> list[Operation]:
-        await self._yield_sometimes()
-        return await self.disk.list_operations(
-            session, types=types, after=after, before=before, states=states, newest_first=newest_first, limit=limit
-        )
-
-    async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None:
-        await self._yield_sometimes()
-        return await self.disk.get_cursor(consumer, session)
-
-    async def list_cursors(
-        self, *, consumer: str = "", session: str = "", waiting: bool = False
-    ) -> list[ConsumerCursor]:
-        await self._yield_sometimes()
-        return await self.disk.list_cursors(consumer=consumer, session=session, waiting=waiting)
-
-    async def list_backlogs(self, prefix: str) -> list[MemoryBacklog]:
-        await self._yield_sometimes()
-        return await self.disk.list_backlogs(prefix)
-
-    async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
-        await self._yield_sometimes()
-        return await self.disk.get_next_due(at=at, skip=skip, only=only)
-
-    async def list_dead_letters(
-        self, *, session: str = "", consumer: str = "", state: str = "dead"
-    ) -> list[DeadLetter]:
-        await self._yield_sometimes()
-        return await self.disk.list_dead_letters(session=session, consumer=consumer, state=state)
-
-    async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
-        await self._yield_sometimes()
-        return await self.disk.count_receipts(consumers)
-
-    async def count_receipts_in_doubt(self) -> int:
-        await self._yield_sometimes()
-        return await self.disk.count_receipts_in_doubt()
-
-    async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
-        await self._yield_sometimes()
-        return await self.disk.list_receipts(session, seq=seq, consumer=consumer)
-
-    async def get_state_record(self, namespace: StateNamespace, key: str, *, scope: str = "") -> StateRecord | None:
-        await self._yield_sometimes()
-        return await self.disk.get_state_record(namespace, key, scope=scope)
-
-    async def list_state_records(
-        self, namespace: StateNamespace | None = None, *, scope: str | None = None
-    ) -> list[StateRecord]:
-        await self._yield_sometimes()
-        return await self.disk.list_state_records(namespace, scope=scope)
-
-    async def get_spend(self, budget: str, day: str) -> BudgetSpend:
-        await self._yield_sometimes()
-        return await self.disk.get_spend(budget, day)
-
-    async def list_spends(self, prefix: str, day: str) -> list[BudgetSpend]:
-        await self._yield_sometimes()
-        return await self.disk.list_spends(prefix, day)
-
-    async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
-        await self._yield_sometimes()
-        return await self.disk.find_entry_place(dedup)
-
-    async def get_blob(self, digest: str) -> bytes | None:
-        await self._yield_sometimes()
-        return await self.disk.get_blob(digest)
-
-    async def get_person(self, identity: str) -> str | None:
-        await self._yield_sometimes()
-        return await self.disk.get_person(identity)
-
-    async def list_identity_links(self) -> list[tuple[str, str]]:
-        await self._yield_sometimes()
-        return await self.disk.list_identity_links()
-
-    async def list_identities(self, person: str) -> list[str]:
-        await self._yield_sometimes()
-        return await self.disk.list_identities(person)
-
-    async def verify(self, session: str | None = None) -> list[str]:
-        await self._yield_sometimes()
-        return await self.disk.verify(session)
-
     async def close(self) -> None:
         await self.disk.close()
+
+
+def _build_read(name: str) -> Callable[..., Awaitable[Any]]:
+    async def read(self: GatedStore, *args: Any, **options: Any) -> Any:
+        await self._yield_sometimes()
+        return await getattr(self.disk, name)(*args, **options)
+
+    return read
+
+
+for _name in sorted(vars(Store).keys() - vars(GatedStore).keys()):
+    if not _name.startswith("_"):
+        assert _name.startswith(READ_PREFIXES), f"GatedStore needs gates for {_name}, because it writes"
+        setattr(GatedStore, _name, _build_read(_name))

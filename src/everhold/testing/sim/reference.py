@@ -175,8 +175,14 @@ class ReferenceReading:
         entry = self.whole[seq]
         if isinstance(entry.body, Heard):
             body = entry.body
+            is_named = bool(body.sender) or body.bot or body.stamp.audience[:1] != (entry.author,)
             return ModelMessage(
-                role="user", text=self._get_entry_text(entry), name=body.sender, attachments=body.attachments
+                role="user",
+                text=self._get_entry_text(entry),
+                name=body.sender,
+                speaker=entry.author.removeprefix("person:") if is_named else "",
+                pieces=body.pieces,
+                attachments=body.attachments,
             )
         erased = [e for e in self.whole.values() if isinstance(e.body, Erased) and seq in e.body.seqs]
         if all(e.pos > self.pos for e in erased):

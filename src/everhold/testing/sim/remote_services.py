@@ -357,7 +357,8 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
         return random.Random(f"{self.world.seed}/{self.name}/{name}").random() < self.world.profile.refused_items
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
-        """Return the newest items that the audience may read. Keyed providers also return the entry's seq.
+        """Return the newest items. Keyed providers return the entry's seq, so the gateway can judge them; other
+        providers return only what the audience may read.
 
         Erased items are left out: the forgetting by memories is tested elsewhere.
         """
@@ -369,7 +370,7 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
                 seq=_get_item_seq(item) if self.delivery is DeliveryGuarantee.KEYED else 0,
             )
             for item in sorted(kept, key=lambda item: (-item.at, item.key))
-            if set(query.audience) <= set(item.stamp.audience)
+            if (self.delivery is DeliveryGuarantee.KEYED or set(query.audience) <= set(item.stamp.audience))
             and not set(SECRET_PATTERN.findall(text := get_memory_text(item))) & set(self.witness.erased)
         ]
         for one in found[:MAX_RECALLED]:

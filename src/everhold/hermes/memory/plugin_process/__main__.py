@@ -19,7 +19,7 @@ from .settings_watch import PluginConfigWatch
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """Maximum size of one answer. A longer answer is refused, so that a plug-in cannot fill the parent's memory."""
-QUEUE_NAMES = {"prefetch": "ask", "tool": "ask", "prompt": "ask", "look": "look"}
+QUEUE_NAMES = {"prefetch": "ask", "tool": "ask", "prompt": "ask", "examine": "ask", "look": "look"}
 """Requests that expect an answer have their own queue, and so do readback searches. All others share one."""
 WATCH_INTERVAL_SECONDS = 1.0
 
@@ -32,6 +32,7 @@ class HermesPluginServer:
         self._providers: Any = None
         self._make: Any = None
         self._search: Any = None
+        self._tools: list[dict[str, Any]] = []
 
     def write_message(self, thing: dict[str, Any]) -> None:
         data = json.dumps(thing, default=str).encode()
@@ -71,7 +72,7 @@ class HermesPluginServer:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def do_load(self, what: str, home: str, patience: float) -> dict[str, Any]:
+    def do_load(self, what: str, home: str, patience: float, watched: list[str]) -> dict[str, Any]:
         from .conversations import (
             ConversationProviders,
             call_with_accepted_arguments,
@@ -79,20 +80,25 @@ class HermesPluginServer:
             normalize_tool_schemas,
         )
         from .discovery import find_plugin
+        from .known_searches import KNOWN_SEARCHES
         from .search import find_search
 
-        self._make = find_plugin(what)
+        plugin = find_plugin(what)
+        self._make = plugin.make
         self._providers = ConversationProviders(self._make, home, patience)
         sample = self._make()
         name = getattr(sample, "name", "") or type(sample).__name__
         available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True
         threading.Thread(
-            target=self._watch_config, args=(Path(home), sample), name="everhold-watch", daemon=True
+            target=self._watch_config, args=(Path(home), watched, sample), name="everhold-watch", daemon=True
         ).start()
         tools = normalize_tool_schemas(
             call_with_accepted_arguments(sample.get_tool_schemas) if hasattr(sample, "get_tool_schemas") else ()
         )
+        self._tools = tools
         by, self._search = find_search(sample, tools)
+        if by == "tool":
+            self._search = KNOWN_SEARCHES.get(str(name), self._search)
         return {
             "name": str(name),
             "available": available,
@@ -103,7 +109,8 @@ class HermesPluginServer:
                 for hook in ("on_pre_compress", "on_session_switch", "on_memory_write", "prefetch", "handle_tool_call")
                 if callable(getattr(sample, hook, None))
             )
-            + ["on_delegation"] * has_own_hook(sample, "on_delegation"),
+            + [hook for hook in ("on_delegation", "system_prompt_block") if has_own_hook(sample, hook)],
+            "code": plugin.compute_code_digest(),
             "signature": self._read_signature(sample),
             "settings": sample.get_config_schema() if callable(getattr(sample, "get_config_schema", None)) else [],
         }
@@ -146,6 +153,12 @@ class HermesPluginServer:
             else []
         )
 
+    def do_examine(self, session: str, identity: dict[str, Any], query: str, word: str) -> list[str]:
+        """Return where the plug-in shows a word to a user: recall, prompt block, reading tools."""
+        from .examination import examine_conversation
+
+        return examine_conversation(self._providers.get_provider(session, identity), self._tools, query, word)
+
     def do_tool(self, session: str, identity: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
         found = self._providers.get_provider(session, identity).call_hook("handle_tool_call", name, arguments)
         return found if isinstance(found, str) else json.dumps(found, default=str)
@@ -185,12 +198,12 @@ class HermesPluginServer:
                     return ""
         return ""
 
-    def _watch_config(self, home: Path, sample: Any) -> None:
+    def _watch_config(self, home: Path, watched: list[str], sample: Any) -> None:
         """Send a notification when the plug-in's configuration or signature changed, so that the gateway rebuilds the
         memory.
         """
         watch = PluginConfigWatch()
-        watch.start(home, self._read_signature(sample))
+        watch.start(home, [Path(path) for path in watched], self._read_signature(sample))
         while True:
             threading.Event().wait(WATCH_INTERVAL_SECONDS)
             if now := watch.check_changed(self._read_signature(sample)):

@@ -205,15 +205,15 @@ class ConversationProviders:
         self, place: tuple[str, str], conversation: ConversationProvider
     ) -> list[ConversationProvider]:
         """Insert a provider as the most recently used one; return the providers that must be shut down for it."""
-        gone = []
+        removed = []
         with self._lock:
             self._providers[place] = conversation
             self._providers.move_to_end(place)
             while len(self._providers) > MAX_PROVIDERS:
                 left, other = self._providers.popitem(last=False)
                 self._provider_locks.pop(left, None)
-                gone.append(other)
-        return gone
+                removed.append(other)
+        return removed
 
     def shut_down_all(self) -> list[str]:
         """Shut down all providers and return their errors."""

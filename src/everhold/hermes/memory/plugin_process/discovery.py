@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -13,10 +14,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .hermes_modules import get_hermes_home
+from .hermes_modules import HermesMemoryProvider, get_hermes_home
 
 ENTRY_POINT_GROUPS = ("hermes_agent.memory_providers", "hermes_agent.plugins")
 MakeProvider = Callable[[], Any]
+CODE_PATTERNS = ("*.py", "*.so", "*.pyd", "plugin.yaml")
+"""The files that make up a plug-in."""
+MAX_CODE_FILES = 5_000
+
+
+class FoundPlugin:
+    """A plug-in that was imported: how to make its provider, and where its code is."""
+
+    def __init__(self, make: MakeProvider, root: Path | None) -> None:
+        self.make = make
+        self.root = root
+
+    def compute_code_digest(self) -> str:
+        """Return a digest that changes with every file of the plug-in."""
+        digest = hashlib.sha256()
+        for file in self._list_code_files():
+            digest.update(f"{file}\0".encode("utf-8", "surrogateescape"))
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def _list_code_files(self) -> list[Path]:
+        if self.root is None or self.root.is_file():
+            return [self.root] if self.root is not None else []
+        found = {file for pattern in CODE_PATTERNS for file in self.root.rglob(pattern) if file.is_file()}
+        return sorted(found)[:MAX_CODE_FILES]
 
 
 class ProviderCollector:
@@ -35,8 +61,8 @@ class ProviderCollector:
         return lambda *args, **kwargs: None
 
 
-def find_plugin(what: str) -> MakeProvider:
-    """Return a provider factory. `what` is a directory or file, the name of one in the home's `plugins`, or an entry
+def find_plugin(what: str) -> FoundPlugin:
+    """Find and import a plug-in. `what` is a directory or file, the name of one in the home's `plugins`, or an entry
     point.
 
     Raises LookupError with the reason.
@@ -46,17 +72,25 @@ def find_plugin(what: str) -> MakeProvider:
         if (
             place.is_file() or (place / "__init__.py").exists()
         ):  # some plug-ins keep settings in a directory of that name
-            return _build_maker(_import_path(place), what)
+            return FoundPlugin(_build_maker(_import_path(place), what), place.resolve())
     for group in ENTRY_POINT_GROUPS:
         for entry in _list_entry_points(group):
             if entry.name == what:
-                return _build_maker(entry.load(), what)
+                return FoundPlugin(_build_maker(entry.load(), what), _find_module_root(entry.value.partition(":")[0]))
     if path.exists():
         raise LookupError(f"{path} has no __init__.py")
     known = {entry.name for group in ENTRY_POINT_GROUPS for entry in _list_entry_points(group)}
     known |= {place.parent.name for place in folder.glob("*/__init__.py")}
     named = ", ".join(sorted(known)) or "none"
     raise LookupError(f"{what} is neither a path nor an installed plug-in (installed: {named})")
+
+
+def _find_module_root(name: str) -> Path | None:
+    """Return the directory of an imported package, or the file of an imported module."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return None
+    return Path(file).parent if Path(file).name == "__init__.py" else Path(file)
 
 
 def _list_entry_points(group: str) -> list[Any]:
@@ -83,9 +117,15 @@ def _import_path(path: Path) -> types.ModuleType:
 
 
 def _build_maker(thing: Any, what: str) -> MakeProvider:
-    """Return a function that creates a provider on each call, because hermes-agent has one per conversation."""
+    """Return a function that creates a provider on each call, because hermes-agent has one per conversation.
+
+    As in hermes-agent, a module whose `register` registers nothing may still contain a provider class.
+    """
+    if inspect.isclass(thing):
+        return thing
     register = thing if inspect.isfunction(thing) else getattr(thing, "register", None)
-    if callable(register) and not inspect.isclass(thing):
+    classes = _list_provider_classes(thing) if isinstance(thing, types.ModuleType) else []
+    if callable(register):
 
         def registered() -> Any:
             collector = ProviderCollector()
@@ -94,20 +134,49 @@ def _build_maker(thing: Any, what: str) -> MakeProvider:
                 raise LookupError(f"{what} registers no memory provider")
             return collector.providers[-1]
 
-        return registered
-    if inspect.isclass(thing):
-        return thing
-    if isinstance(thing, types.ModuleType):
-        classes = [
-            member
-            for member in vars(thing).values()
-            if inspect.isclass(member) and member.__module__ == thing.__name__ and _is_provider(member)
-        ]
-        if len(classes) == 1:
-            return classes[0]
-        if classes:
-            named = ", ".join(member.__name__ for member in classes)
-            raise LookupError(f"{what} has several memory providers ({named}) and no `register`")
+        if not classes:
+            return registered
+        try:
+            registered()
+        # foreign code: whatever it raises, the class is still there
+        except Exception as error:
+            sys.stderr.write(f"`register` of {what} failed, so its class is used: {type(error).__name__}: {error}\n")
+        else:
+            return registered
+    return _choose_class(classes, what)
+
+
+def _list_provider_classes(module: types.ModuleType) -> list[type]:
+    """Return the provider classes that a module shows, by name: its own, re-exported ones and lazy attributes.
+
+    hermes-agent takes only subclasses of its base class. Of the other classes, those of the module itself are taken,
+    because a class from elsewhere that happens to have these methods is rarely meant.
+    """
+    shown = [getattr(module, name, None) for name in sorted({*dir(module), *_list_exported_names(module)})]
+    classes = list(dict.fromkeys(member for member in shown if inspect.isclass(member)))
+    derived = [it for it in classes if issubclass(it, HermesMemoryProvider) and it is not HermesMemoryProvider]
+    return derived or [it for it in classes if it.__module__ == module.__name__ and _is_provider(it)]
+
+
+def _list_exported_names(module: types.ModuleType) -> list[str]:
+    """Return `__all__`, which may name lazy attributes that `dir` does not list."""
+    exported = getattr(module, "__all__", ())
+    return [name for name in exported if isinstance(name, str)] if isinstance(exported, list | tuple) else []
+
+
+def _choose_class(classes: list[type], what: str) -> MakeProvider:
+    """Return the first class that can be instantiated, as hermes-agent does. Base classes often cannot."""
+    reasons = []
+    for member in classes:
+        try:
+            member()
+        # foreign code: any error means that another class is tried
+        except Exception as error:
+            reasons.append(f"{member.__name__}: {type(error).__name__}: {error}")
+        else:
+            return member
+    if reasons:
+        raise LookupError(f"{what} has no memory provider that can be made ({'; '.join(reasons)})")
     raise LookupError(f"{what} has neither `register` nor a memory provider")
 
 

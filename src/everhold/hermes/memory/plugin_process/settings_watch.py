@@ -24,9 +24,12 @@ class PluginConfigWatch:
         self._file_states: dict[Path, tuple[int, int]] = {}
         self._signature = ""
         self._home = Path()
+        self._others: list[Path] = []
+        """Files outside the home."""
 
-    def start(self, home: Path, said: str) -> None:
-        self._home, self._file_states, self._signature = home, _scan_files(home), said
+    def start(self, home: Path, others: list[Path], said: str) -> None:
+        self._home, self._others, self._signature = home, others, said
+        self._file_states = _scan_files(home, others)
         sys.addaudithook(self._on_audit_event)
 
     def check_changed(self, said: str) -> str:
@@ -34,7 +37,7 @@ class PluginConfigWatch:
         else an empty string.
         """
         written, self._own_writes = {os.path.realpath(name) for name in self._own_writes}, set()
-        now = _scan_files(self._home)
+        now = _scan_files(self._home, self._others)
         others = {path for path in {*now, *self._file_states} if now.get(path) != self._file_states.get(path)}
         same = said == self._signature and not {path for path in others if os.path.realpath(path) not in written}
         self._file_states, self._signature = now, said
@@ -57,11 +60,10 @@ class PluginConfigWatch:
                 self._own_writes.add(os.fsdecode(path))
 
 
-def _scan_files(home: Path) -> dict[Path, tuple[int, int]]:
+def _scan_files(home: Path, others: list[Path]) -> dict[Path, tuple[int, int]]:
     found = {}
-    for pattern in WATCHED_PATTERNS:
-        for path in home.glob(pattern):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                found[path] = (status.st_mtime_ns, status.st_size)
+    for path in (*(path for pattern in WATCHED_PATTERNS for path in home.glob(pattern)), *others):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found[path] = (status.st_mtime_ns, status.st_size)
     return found

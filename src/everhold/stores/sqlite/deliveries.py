@@ -1,4 +1,4 @@
-"""The table of dead letters: the items that consumers gave up on."""
+"""The tables of deliveries: receipts of delivered items, and dead letters of items that consumers gave up on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,41 @@ from typing import Any, Final
 
 import apsw
 
-from everhold.ports.store import DeadLetter, Wakeup
+from everhold.ports.store import DeadLetter, Receipt, Wakeup
 from everhold.stores.sqlite import cursors
 
-_COLUMNS: Final = "id, consumer, session, seq, part, key, reason, in_doubt, at, state"
+SELECT_RECEIPT_COUNTS: Final = (
+    "select r.consumer, s.agent, count(*), sum(r.remote <> '') from receipts r join sessions s on s.id = r.session "
+    "where r.consumer in (select value from json_each(?)) group by 1, 2 order by 1, 2"
+)
+_RECEIPT_COLUMNS: Final = "session, seq, part, consumer, key, remote, in_doubt, at"
+_DEAD_LETTER_COLUMNS: Final = "id, consumer, session, seq, part, key, reason, in_doubt, at, state"
+
+
+def insert_receipts(cur: apsw.Cursor, receipts: Iterable[Receipt], *, at: float) -> None:
+    cur.executemany(
+        "insert or replace into receipts(session, seq, part, consumer, key, remote, in_doubt, at) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?)",
+        [(one.session, one.seq, one.part, one.consumer, one.key, one.remote, one.in_doubt, at) for one in receipts],
+    )
+
+
+def build_receipts_query(session: str, *, seq: int | None, consumer: str) -> tuple[str, list[Any]]:
+    where, values = "session = ?", [session]  # type: tuple[str, list[Any]]
+    if seq is not None:
+        where += " and seq = ?"
+        values.append(seq)
+    if consumer:
+        where += " and consumer = ?"
+        values.append(consumer)
+    return f"select {_RECEIPT_COLUMNS} from receipts where {where} order by seq, part, consumer", values
+
+
+def parse_receipt_row(row: Sequence[Any]) -> Receipt:
+    session, seq, part, consumer, key, remote, in_doubt, at = row
+    return Receipt(
+        session=session, seq=seq, part=part, consumer=consumer, key=key, remote=remote, in_doubt=bool(in_doubt), at=at
+    )
 
 
 def add_dead_letters(cur: apsw.Cursor, letters: Iterable[DeadLetter], *, at: float) -> None:
@@ -64,7 +95,7 @@ def build_dead_letters_query(*, session: str, consumer: str, state: str) -> tupl
     wanted = (("state", state), ("session", session), ("consumer", consumer))
     chosen = [(column, value) for column, value in wanted if value]
     where = " and ".join(f"{column} = ?" for column, _ in chosen) or "true"
-    return f"select {_COLUMNS} from dead_letters where {where} order by id", [value for _, value in chosen]
+    return f"select {_DEAD_LETTER_COLUMNS} from dead_letters where {where} order by id", [value for _, value in chosen]
 
 
 def parse_dead_letter_row(row: Sequence[Any]) -> DeadLetter:

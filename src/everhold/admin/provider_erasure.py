@@ -1,0 +1,223 @@
+"""Erases a person in one memory: ask it to delete, and read back until nothing is found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import Final, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from everhold.core import erasure
+from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
+from everhold.core.entries import Changed, EntryDraft, MemoryNameSet, Stamp
+from everhold.core.erasure import PersonErasure, PlaceErasure
+from everhold.core.exchange import get_original_key
+from everhold.core.peers import PeerBook
+from everhold.core.people import PERSON_MEMBER
+from everhold.engine.agent_runtime import AgentRuntimes
+from everhold.engine.effects import deliver_outside
+from everhold.engine.gates import Gates
+from everhold.engine.memory.destination import build_session_origin
+from everhold.errors import EverholdError
+from everhold.ports.memory import ErasureState, ErasureTarget, MemoryCapability, ProviderDeletion
+from everhold.ports.store import Change, Receipt, Session, Step
+
+T = TypeVar("T")
+SavePlace: TypeAlias = Callable[[PlaceErasure], Awaitable[None]]
+
+SETTLE_WAIT_SECONDS: Final = 60.0
+"""How long a forgetting waits for batches in flight before it reports that they are not settled."""
+MAX_MEMORY_NAME_CHARS: Final = 100
+NEW_NAME_DIGITS: Final = 8
+ERASURE_DEADLINE_SECONDS: Final = 3_600.0
+"""How long one request to delete or read back may take. The provider's own deadline is for one write; an erasure lists
+and deletes everything that it has of a person.
+"""
+READ_INTERVAL_SECONDS: Final = 1.0
+"""The shortest time between two readbacks of a memory that shows everything at once."""
+
+
+class ProviderEraser:
+    """Asks the memories of all agents, and reads back. It changes nothing in the log except the names of sessions."""
+
+    def __init__(self, gates: Gates, runtimes: AgentRuntimes) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.runtimes = runtimes
+        self.errors: dict[tuple[str, str], str] = {}
+        """(agent, memory) -> the last error. It is not stored, because a service may repeat what it was sent."""
+
+    async def ask_place(
+        self, place: PlaceErasure, person: PersonErasure, sessions: Collection[Session], *, save: SavePlace
+    ) -> PlaceErasure:
+        """Ask a memory to delete, after batches in flight that could bring the data back. `sessions` are those in which
+        something was erased. `save` stores the place: before it is asked, and as soon as it has answered, because what
+        it deleted is named only once.
+        """
+        provider = self.runtimes.find_memory(place.memory, place.agent)
+        if provider is None:
+            return self._record_problem(place, "it is not available; everhold asks it once it is")
+        if not provider.has_capability(MemoryCapability.FORGET):
+            return self._record_asked(place, [_build_incapable_deletion()])
+        if not await self._wait_settled(place.memory, names=()):
+            return self._record_problem(place, "a batch with some of the data is in flight; everhold retries")
+        place = _drop_incapable_deletion(place)
+        target = await self._build_target(place, person, sessions)
+        place = erasure.record_began(place, now=self.gates.clock.now())
+        await save(place)
+        try:
+            deletions = await self._call(place, "forgetting", lambda: provider.forget(target))
+            place = self._record_asked(place, deletions)
+            await save(place)
+            planned = [it.session for it in deletions if it.state is ErasureState.PLANNED and it.session]
+            if planned:
+                moved = await self._move_sessions(place, person, planned)
+                if not await self._wait_settled(place.memory, names=planned):
+                    return self._record_problem(place, "a batch for a session that is deleted is in flight")
+                target = structs.replace(target, moved_sessions=moved)
+                deletions = await self._call(place, "forgetting", lambda: provider.forget(target))
+                place = self._record_asked(place, deletions)
+                await save(place)
+        except EverholdError as error:
+            return self._record_failure(place, "it could not be asked", error)
+        return place
+
+    async def read_back(self, place: PlaceErasure) -> PlaceErasure:
+        """Read back what a memory was asked to delete."""
+        unread = erasure.list_unread(place)
+        provider = self.runtimes.find_memory(place.memory, place.agent)
+        if not unread:
+            return place
+        if provider is None or not provider.has_capability(MemoryCapability.FORGET):
+            return self._record_problem(place, "it is not available, so nothing can be read back")
+        try:
+            states = await self._call(place, "reading back", lambda: provider.confirm_deletions(unread))
+        except EverholdError as error:
+            return self._record_failure(place, "it could not be read back", error)
+        return erasure.record_readback(
+            place, states, visible_after=self.get_visible_after(place), now=self.gates.clock.now()
+        )
+
+    def get_visible_after(self, place: PlaceErasure) -> float:
+        """Return how far apart two readbacks have to be, in seconds."""
+        provider = self.runtimes.find_memory(place.memory, place.agent)
+        return max(READ_INTERVAL_SECONDS, provider.visible_after if provider is not None else 0.0)
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _record_asked(self, place: PlaceErasure, deletions: Sequence[ProviderDeletion]) -> PlaceErasure:
+        return erasure.record_asked(place, deletions, now=self.gates.clock.now())
+
+    def _record_problem(self, place: PlaceErasure, problem: str) -> PlaceErasure:
+        return erasure.record_problem(place, problem, now=self.gates.clock.now())
+
+    def _record_failure(self, place: PlaceErasure, what: str, error: EverholdError) -> PlaceErasure:
+        self.errors[place.agent, place.memory] = f"{what}: {error}; everhold retries"
+        return self._record_problem(place, f"{what}; everhold retries")
+
+    async def _call(self, place: PlaceErasure, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        return await deliver_outside(f"{what} in {place.memory}", work, self.gates, deadline=ERASURE_DEADLINE_SECONDS)
+
+    async def _build_target(
+        self, place: PlaceErasure, person: PersonErasure, sessions: Collection[Session]
+    ) -> ErasureTarget:
+        book = PeerBook(await self.store.list_peers(memory=place.memory, agent=place.agent))
+        peers, shared_peers = book.split_peers(person.identities)
+        audience = {it.removeprefix(PERSON_MEMBER) for members in person.audiences for it in members}
+        keys: list[str] = []
+        remote_ids: list[str] = []
+        for session in sessions:
+            if session.agent == place.agent:
+                erased = erasure.list_erased_keys(session.id, await self.store.list_entries(session.id))
+                receipts = await self._list_receipts(session.id, place.memory)
+                mine = [it for it in receipts if get_original_key(it.key) in set(erased)]
+                keys += [*erased, *(it.key for it in mine)]
+                remote_ids += [it.remote for it in mine if it.remote]
+        return ErasureTarget(
+            identities=person.identities,
+            peers=peers,
+            shared_peers=shared_peers,
+            peers_of={it: tuple(dict.fromkeys(row.peer for row in book.list_records(it))) for it in sorted(audience)},
+            keys=tuple(dict.fromkeys(keys)),
+            remote_ids=tuple(dict.fromkeys(remote_ids)),
+            audiences=person.audiences,
+            rebuild=person.rebuild,
+        )
+
+    async def _list_receipts(self, session: str, memory: str) -> list[Receipt]:
+        """Return what a memory has of a session, also what was moved to another peer there."""
+        return [it for one in _list_consumers(memory) for it in await self.store.list_receipts(session, consumer=one)]
+
+    async def _move_sessions(self, place: PlaceErasure, person: PersonErasure, names: Sequence[str]) -> dict[str, str]:
+        """Give every session that is stored under one of these names a new one, from the next item on. A name that no
+        session has any more was given up by its conversation already.
+        """
+        moved = {name: _make_new_name(name, person.id) for name in names}
+        async for session in self._iterate_sessions():
+            name = session.names.get(place.memory, "")
+            if session.agent == place.agent and name in moved:
+                moved[name] = await self._set_new_name(session, place, person)
+        return moved
+
+    async def _set_new_name(self, session: Session, place: PlaceErasure, person: PersonErasure) -> str:
+        runtime = self.runtimes.get_runtime(session.agent, session.choices)
+        # the title may be erased, so the new name is not made of it
+        plain = runtime.choose_memory_name(place.memory, build_session_origin(session, Stamp()))
+        name = _make_new_name(plain, person.id)
+        body = Changed(change=MemoryNameSet(memory=place.memory, name=name))
+        draft = EntryDraft(body=body, author="system")
+        at = self.gates.clock.now()
+        await self.store.commit(Change(step=Step.ERASE, session=session.id, at=at, entries=(draft,)))
+        return name
+
+    async def _wait_settled(self, memory: str, *, names: Collection[str]) -> bool:
+        """Wait for batches in flight that contain erased entries, or that go to a session with one of `names`. Return
+        whether there are none left.
+        """
+        until = self.gates.clock.monotonic() + SETTLE_WAIT_SECONDS
+        while True:
+            flying = [
+                cursor.in_flight
+                for consumer in _list_consumers(memory)
+                for cursor in await self.store.list_cursors(consumer=consumer)
+                if cursor.in_flight is not None
+            ]
+            if not any(it.state == "voided" or it.name in names for it in flying):
+                return True
+            if self.gates.clock.monotonic() >= until:
+                return False
+            await self.gates.sleep(1.0)
+
+    async def _iterate_sessions(self) -> AsyncIterator[Session]:
+        after = ""
+        while page := await self.store.list_sessions(limit=500, after=after):
+            for session in page:
+                yield session
+            after = page[-1].id
+
+
+def _list_consumers(memory: str) -> tuple[str, ...]:
+    return memory_consumer(memory), backfill_consumer(memory), rekey_consumer(memory)
+
+
+def _build_incapable_deletion() -> ProviderDeletion:
+    return ProviderDeletion(
+        id="all",
+        what="everything it has of the person",
+        state=ErasureState.CANNOT,
+        reason="it cannot delete; delete its data with the provider's own tools",
+    )
+
+
+def _drop_incapable_deletion(place: PlaceErasure) -> PlaceErasure:
+    """Return a place without the record that it cannot delete at all, because now it can."""
+    incapable = _build_incapable_deletion()
+    kept = tuple(it for it in place.deletions if it.deletion != incapable)
+    return structs.replace(place, deletions=kept)
+
+
+def _make_new_name(name: str, salt: str) -> str:
+    """Return a name that was never used, for the session that continues a deleted one."""
+    digits = hashlib.sha256(f"{salt}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:NEW_NAME_DIGITS]
+    return f"{name[: MAX_MEMORY_NAME_CHARS - NEW_NAME_DIGITS - 1].rstrip('-')}-{digits}"

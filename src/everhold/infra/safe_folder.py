@@ -1,0 +1,105 @@
+"""Reads a folder that another program made, without following symbolic links. What it refuses is listed with a reason.
+
+A link in an imported home could lead to any file of this user, and the import would make a persona or a fact of it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+MAX_FILE_BYTES: Final = 4 << 20
+"""Maximum size of a settings or memory file."""
+LINK_REASON: Final = "a symbolic link, which an import does not follow"
+_OPEN_FLAGS: Final = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+)
+
+PathKind: TypeAlias = Literal["file", "folder", ""]
+
+
+class SafeFolder:
+    """A folder, and the names below it that were refused. The folder itself may be reached through a link."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.refused: dict[str, str] = {}
+        """Name -> why it was not read."""
+
+    def find_kind(self, name: str) -> PathKind:
+        """Return what a name below the folder is; empty if there is nothing, or nothing that may be read."""
+        here = self.root
+        mode = stat.S_IFDIR
+        parts = Path(name).parts
+        for number, part in enumerate(parts):
+            here = here / part
+            try:
+                mode = here.lstat().st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                return ""
+            except OSError as error:
+                self.refused[name] = f"cannot be read ({error.strerror})"
+                return ""
+            if stat.S_ISLNK(mode):
+                self.refused["/".join(parts[: number + 1])] = LINK_REASON
+                return ""
+        if stat.S_ISDIR(mode):
+            return "folder"
+        if stat.S_ISREG(mode):
+            return "file"
+        self.refused[name] = "neither a file nor a folder"
+        return ""
+
+    def has_file(self, name: str) -> bool:
+        return self.find_kind(name) == "file"
+
+    def has_folder(self, name: str) -> bool:
+        return self.find_kind(name) == "folder"
+
+    def list_names(self, name: str = ".") -> list[str]:
+        """Return the names in a folder, sorted; none if there is no such folder."""
+        if not self.has_folder(name):
+            return []
+        try:
+            return sorted(os.listdir(self.root / name))
+        except OSError as error:
+            self.refused[name] = f"cannot be read ({error.strerror})"
+            return []
+
+    def read_text(self, name: str) -> str | None:
+        """Return the text of a file; None if there is none, or it may not or cannot be read."""
+        if not self.has_file(name):
+            return None
+        try:
+            descriptor = os.open(self.root / name, _OPEN_FLAGS)
+            with os.fdopen(descriptor, "rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            self.refused[name] = f"cannot be read ({error.strerror})"
+            return None
+        if len(data) > MAX_FILE_BYTES:
+            self.refused[name] = f"larger than {MAX_FILE_BYTES >> 20} MiB"
+            return None
+        return data.decode("utf-8-sig", "replace")
+
+    def list_files(self, suffix: str, below: str = ".") -> list[str]:
+        """Return the files with a suffix, in this folder and the folders in it, sorted."""
+        names: list[str] = []
+        for part in self.list_names(below):
+            name = part if below == "." else f"{below}/{part}"
+            kind = self.find_kind(name)
+            if kind == "folder":
+                names += self.list_files(suffix, name)
+            elif kind == "file" and part.endswith(suffix):
+                names.append(name)
+        return sorted(names)
+
+
+def open_markdown(path: Path) -> tuple[SafeFolder, list[str]]:
+    """Return the folder of Markdown at `path`, and its files; the folder of a file, and that file."""
+    if path.is_file() or (path.is_symlink() and not path.is_dir()):
+        return SafeFolder(path.parent), [path.name]
+    folder = SafeFolder(path)
+    return folder, folder.list_files(".md")

@@ -1,0 +1,26 @@
+"""What a memory found. Providers return it, and so do their tools."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class MemoryHit(Struct, frozen=True, kw_only=True):
+    """One search result of a provider, and its source."""
+
+    text: str
+    score: float = 0.0
+    session: str = ""
+    seq: int = 0
+    person: str = ""
+    """The person it is stored under. For a reply, the person it was sent to."""
+    at: float = 0.0
+    key: str = ""
+    author: str = ""
+    """The author as in the log: `person:…`, `agent:…`."""
+    kind: str = ""
+    """message, reply or note; empty if unknown."""
+    origin: str = ""
+    """The source, if no participant wrote the text: `tool:<name>`, `bot:<name>`, `file:<name>`."""
+    remote_id: str = ""
+    """The provider's own id, if a person or a model may need it."""
