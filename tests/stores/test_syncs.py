@@ -522,6 +522,7 @@ def test_a_long_write_ahead_log_is_checkpointed_on_the_thread(tmp_path: Path, mo
         assert await committing.heard(scenario)
         await scenario.commit_heard()
         assert tidied[0] == "everhold-writer"
+        assert committing.took() == [True]  # the thread commits nothing before its checkpoint
         await store.close()
 
     run_coroutine(play())

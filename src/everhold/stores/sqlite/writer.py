@@ -424,7 +424,8 @@ class ThreadWriter(_BaseWriter):
             while (current := self._batches.get()) is not None:
                 self._current_batch = current
                 batch, results, loop = current
-                outcomes = self._commit_batch(batch, results)
+                # A batch without jobs only asks for the checkpoint.
+                outcomes = self._commit_batch(batch, results) if batch else []
                 if self.scrub_needed:
                     self._scrub_wal()
                 if self.is_wal_long:
