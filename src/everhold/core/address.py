@@ -45,6 +45,7 @@ class Address(Struct, frozen=True, kw_only=True):
         return ":".join(parts)
 
 
+@functools.lru_cache(maxsize=4_096)
 def parse_address(text: str) -> Address:
     """Return the address that a string describes; the inverse of `str(address)`."""
     parts = text.split(":")

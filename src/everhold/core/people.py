@@ -249,6 +249,8 @@ class PeopleDirectory:
 
     def has_parted_since(self, identity: str, epoch: int = 0) -> bool:
         """Return whether, after an epoch, an identity left its person, or its person lost another identity."""
+        if not self._parted_at:
+            return False  # the usual case, asked twice in each turn
         record = self.identities.get(identity)
         names = (identity,) if record is None else (identity, record.person)
         return any(self._parted_at.get(name, 0) > epoch for name in names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from everhold.core.access import RESERVED_NAMES
@@ -46,21 +46,20 @@ UNKNOWN_AUTHOR: Final = "an unknown author"
 # -- whose words -------------------------------------------------------------------------------------------------------
 
 
-def has_own_words(text: str, attachments: Iterable[Attachment], pieces: Iterable[TextPiece]) -> bool:
+def has_own_words(text: str, attachments: Iterable[Attachment], pieces: Sequence[TextPiece]) -> bool:
     """Return whether a message contains something of the sender's own. A file counts, unless it was forwarded."""
-    pieces = tuple(pieces)
     if not pieces or text.strip():
         return True
     return any(True for _ in attachments) and not any(piece.source == "forwarded" for piece in pieces)
 
 
-def can_start_turn(text: str, attachments: Iterable[Attachment], pieces: Iterable[TextPiece], *, direct: bool) -> bool:
+def can_start_turn(text: str, attachments: Iterable[Attachment], pieces: Sequence[TextPiece], *, direct: bool) -> bool:
     """Return whether a message may start a turn by itself. Forwarded text may in a direct chat; quoted and embedded
     text never does.
     """
-    pieces = tuple(pieces)
-    forwarded = direct and any(piece.source == "forwarded" for piece in pieces)
-    return forwarded or has_own_words(text, attachments, pieces)
+    if has_own_words(text, attachments, pieces):
+        return True
+    return direct and any(piece.source == "forwarded" for piece in pieces)
 
 
 def has_asker_with_own_words(heard: Iterable[Entry]) -> bool:

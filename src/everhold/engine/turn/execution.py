@@ -250,6 +250,7 @@ class TurnExecution:
         """The number of steps at the last model call, and the weight of that request."""
         self.blobs = ThoughtBlobs()
         self.rights = TurnRights()
+        self.refusals: dict[str, str] = {}
         """What the turn may do. The roles of the people whose words it takes decide, and are read before every step."""
         self.reservation: BudgetReservation | None = None
         """The reservation for the last model call, until its cost is committed."""
@@ -329,7 +330,8 @@ class TurnExecution:
         effects = self.runtime.tool_effects
         while True:
             self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
-            self.state, task = advance_turn(self.state, event, effects, self._list_refusals())
+            self.refusals = self._list_refusals()
+            self.state, task = advance_turn(self.state, event, effects, self.refusals)
             match task:
                 case AskModel():
                     if (ending := self._check_rights() or await self._check_people()) is not None:
@@ -439,7 +441,7 @@ class TurnExecution:
         current = render_messages(
             SessionContext(turns=(self._build_current_turn(),)), stubs=stubs, recalled=self.recalled.text
         )
-        offer = runtime.offer_tools(self._list_refusals())
+        offer = runtime.offer_tools(self.refusals)
         request = build_model_request(shown + current, system=runtime.system, tools=offer.specs)
         sealed = self.context.contexts.extend_prefix(self.session.id, shown, system=runtime.system)
         recalled = self.recalled.text.encode()
