@@ -399,7 +399,9 @@ def test_two_audiences_are_the_same_only_from_the_link_on() -> None:
     planner.link_identity("irc:ada", planner.get_labelled("ada"), IdentityProof.OPERATOR)
     people = book.keep(planner)
     nick, own = ("person:irc:ada",), ("person:telegram:1001",)
-    assert people.is_same_audience(nick, book.at, own, 0.5)
-    assert not people.is_same_audience(nick, book.at - 0.5, own, book.at)
-    assert people.is_same_audience(nick, 0.5, nick, book.at)
-    assert not people.is_same_audience(("chat:room", *own), book.at, own, book.at)
+    late = people.identify_audience(nick, book.at)
+    early = people.identify_audience(nick, book.at - 0.5)
+    assert late == people.identify_audience(own, 0.5)
+    assert early != people.identify_audience(own, book.at)
+    assert early != late, "what the former owner knew and what the person knows are two things"
+    assert people.identify_audience(("chat:room", *own), book.at) != late

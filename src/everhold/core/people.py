@@ -123,6 +123,16 @@ class PresentAudience(Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.groups)
 
+    def drop_reused_ids(self) -> PresentAudience:
+        """Return the people present without other ids of theirs that may have been somebody else's before. It is for
+        answers that do not say how old their content is.
+        """
+        if all(not one.since for group in self.groups for one in group):
+            return self
+        return PresentAudience(
+            self.members, tuple(tuple(one for one in group if not one.since) for group in self.groups)
+        )
+
     def list_members(self) -> list[str]:
         """Return every member that stands for somebody present."""
         return list(dict.fromkeys(one.member for group in self.groups for one in group))
@@ -294,19 +304,15 @@ class PeopleDirectory:
         starts = {it: self.identities[it].since for it in self.list_names(name) if it in self.identities}
         return tuple((it, 0.0 if it == name else starts.get(it, 0.0)) for it in self.list_names(name))
 
-    def is_same_audience(self, one: Collection[str], one_at: float, other: Collection[str], other_at: float) -> bool:
-        """Return whether two audiences, each from a time, mean the same people."""
-        return can_hear(self.expand_audience(one), other, other_at) and can_hear(
-            self.expand_audience(other), one, one_at
-        )
+    def identify_audience(self, audience: Collection[str], at: float) -> frozenset[str]:
+        """Return an audience from a time with persons in the place of identities, so that two audiences can be
+        compared. An identity that did not stand for its person yet stays as it is.
+        """
+        return frozenset(self._identify_member(member, at) for member in audience)
 
-    def identify_audience(self, audience: Collection[str]) -> frozenset[str]:
-        """Return an audience with persons in the place of identities, so that two audiences can be compared."""
-        return frozenset(self._identify_member(member) for member in audience)
-
-    def _identify_member(self, member: str) -> str:
+    def _identify_member(self, member: str, at: float) -> str:
         record = self.identities.get(member.removeprefix(PERSON_MEMBER)) if member.startswith(PERSON_MEMBER) else None
-        return member if record is None else record.person
+        return member if record is None or at < record.since else record.person
 
     def expand_audience(self, audience: Collection[str]) -> PresentAudience:
         """Return the people present, with every member that means the same person."""
