@@ -204,7 +204,12 @@ class GatewayApp:
             chance=self.chance,
             log=log,
             people=PeopleRegistry(
-                self.store, clock=self.clock, chance=self.chance, log=log, local_user=get_local_user()
+                self.store,
+                settings=lambda: self.agents.settings,
+                clock=self.clock,
+                chance=self.chance,
+                log=log,
+                local_user=get_local_user(),
             ),
             load_settings=self._load_settings,
         )
@@ -298,9 +303,7 @@ class GatewayApp:
     async def _load_settings(self) -> Settings:
         """Return the settings for a worker. An edit made before counts, also for who is who."""
         await self.watcher.get_fresh_settings()
-        settings = self.agents.settings
-        await self.admission.people.apply_settings(settings)
-        return settings
+        return await self.admission.people.apply_settings()
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -342,7 +345,7 @@ class GatewayApp:
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
         await self.admission.load_halts()
-        await self._apply_people(self.agents.settings)
+        await self._apply_people()
         self._connect_agents()
         self.mcp.apply_settings(self.agents.settings.mcp, self.agents.settings.agents.values())
         await model_waits.recheck_all_waits(self.gates, self.agents, self.wakeups)
@@ -508,12 +511,12 @@ class GatewayApp:
         if self.tasks:
             self.mcp.apply_settings(settings.mcp, settings.agents.values())
             self.accounts.apply_settings(settings)
-            self.tasks.append(asyncio.create_task(self._apply_people(settings), name="people"))
+            self.tasks.append(asyncio.create_task(self._apply_people(), name="people"))
             self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
 
-    async def _apply_people(self, settings: Settings) -> None:
+    async def _apply_people(self) -> None:
         """Link people as configured, and record the names in memories that follow from it."""
-        await self.admission.people.apply_settings(settings)
+        await self.admission.people.apply_settings()
         await self.peers.settle()
 
     async def _retry_now(self) -> None:

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from everhold.api.log_tail import LogTail
-from everhold.core.entries import ChatLocation, Ended, EntryDraft, Heard
+from everhold.core.entries import ChatLocation, Ended, EntryDraft, Heard, Stamp
 from everhold.ports.store import Change, SessionOpening, Step
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.api.conftest import ADA, BOB, ApiGateway, StreamEvent, listen_to_events, read_until
@@ -135,6 +135,31 @@ async def test_people_see_their_own_sessions_only(gateway: ApiGateway, as_: As, 
                     break
     assert {event["session"] for event in seen if "session" in event} == {hers}
     assert "secret" not in str(seen)
+
+
+async def test_sessions_that_a_nick_had_before_its_link_are_not_its_persons(gateway: ApiGateway, as_: As) -> None:
+    """Somebody else may have had the nick then."""
+    store = gateway.running.store
+
+    async def open_session(session: str, at: float) -> None:
+        address = f"agent:main:irc:dm:{session}"
+        stamp = Stamp(person="irc:ada", audience=("person:irc:ada",), address=address)
+        heard = Heard(origin=ChatLocation(platform="irc", chat=session), text="x", asks=False, stamp=stamp)
+        opens = SessionOpening(agent="main", address=address)
+        drafts = (EntryDraft(body=heard, author="person:irc:ada", at=at),)
+        await store.commit(Change(step=Step.ACCEPT, session=session, at=at, entries=drafts, opens=opens))
+
+    now = gateway.running.clock.now()
+    await open_session("0" * 26, now - 1_000)
+    await open_session("1" * 26, now)
+    linked = {"identity": "irc:ada", "person": "bob", "since": now - 500}
+    async with gateway.client() as boss:
+        assert (await boss.post("/api/people/link", json=linked)).status_code == 200
+    bob = as_(BOB)
+    assert [it["id"] for it in (await bob.get("/api/sessions")).json()["sessions"]] == ["1" * 26]
+    assert (await bob.get(f"/api/sessions/{'1' * 26}")).status_code == 200
+    assert (await bob.get(f"/api/sessions/{'0' * 26}")).status_code == 404
+    assert (await as_(ADA).get(f"/api/sessions/{'1' * 26}")).status_code == 404
 
 
 async def test_open_streams_do_not_delay_the_shutdown(tmp_path: Path, model: ModelServer) -> None:

@@ -250,3 +250,15 @@ def test_what_was_said_keeps_its_peer_and_two_people_share_only_aliases(steps: S
                 if first and second and first.peer == second.peer and not world.people.is_same_person(one, other):
                     # an identity of the person may have inherited it from the one that the alias names
                     assert world.has_alias(first.peer), (one, other, first, second)
+
+
+def test_a_nick_that_was_somebody_elses_does_not_give_its_peer_to_the_person() -> None:
+    world = PeerWorld()
+    world.add("irc:ada", "irc-ada", "identity", 1)
+    world.pos = 5
+    planner = world.plan()
+    planner.join_people(planner.get_person(TELEGRAM), planner.get_person("irc:ada"), IdentityProof.LINKED)
+    world.commit(planner)
+    choice = choose_peer(world.rule, TELEGRAM, people=world.people, book=world.book)
+    assert choice.peer != "irc-ada", "the service knows the former owner under it"
+    assert choose_peer(world.rule, "irc:ada", people=world.people, book=world.book).peer == "irc-ada"

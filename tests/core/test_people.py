@@ -314,3 +314,94 @@ def test_every_identity_has_one_person_and_every_person_is_reached(story: list[t
         for person in people.persons.values():
             if person.merged_into:
                 assert not people.list_identities(person.id)
+
+
+# -- ids that change hands ---------------------------------------------------------------------------------------------
+
+
+def test_applying_the_same_configuration_again_does_not_move_the_start_of_a_link() -> None:
+    """Otherwise each restart would hide what was said since the link."""
+    book = PeopleBook()
+    linked = book.configure(ConfiguredPerson("ada", ("telegram:1001", "irc:ada")))
+    again = book.configure(ConfiguredPerson("ada", ("telegram:1001", "irc:ada")))
+    assert again.identities["irc:ada"].since == linked.identities["irc:ada"].since > 0
+    assert again.epoch == linked.epoch
+
+
+@pytest.mark.parametrize("way", ["join", "link"])
+def test_the_identity_that_stays_counts_from_the_link_on_too(way: str) -> None:
+    """It does not matter which of two identities is linked to which."""
+    book = PeopleBook()
+    book.see("irc:ada")
+    book.see("telegram:1001")
+    planner = book.plan()
+    person, other = planner.get_person("irc:ada"), planner.get_person("telegram:1001")
+    if way == "join":
+        planner.join_people(person, other, IdentityProof.LINKED)
+    else:
+        planner.link_identity("telegram:1001", person, IdentityProof.OPERATOR)
+    after = book.keep(planner)
+    present = after.expand_audience(("person:telegram:1001",))
+    assert not can_hear(present, ("person:irc:ada",), at=book.at - 0.5)
+    assert can_hear(present, ("person:irc:ada",), at=book.at)
+    nick = after.expand_audience(("person:irc:ada",))
+    assert can_hear(nick, ("person:irc:ada",), at=0.5), "the nick itself keeps its history"
+
+
+def test_a_start_that_an_operator_gave_stays_when_people_are_joined() -> None:
+    book = PeopleBook()
+    book.configure(ADA)
+    planner = book.plan()
+    planner.link_identity("irc:ada", planner.get_labelled("ada"), IdentityProof.OPERATOR, since=0.0)
+    book.keep(planner)
+    planner = book.plan()
+    planner.join_people(planner.get_person("discord:5"), planner.get_labelled("ada"), IdentityProof.LINKED, proven=())
+    after = book.keep(planner)
+    assert after.identities["irc:ada"].since == 0.0
+    assert can_hear(after.expand_audience(("person:discord:5",)), ("person:irc:ada",), at=0.5)
+
+
+def test_a_later_start_takes_away_like_an_unlink() -> None:
+    """Running turns end, and direct chats leave sessions that are not theirs any more."""
+    book = PeopleBook()
+    book.configure(ADA)
+    planner = book.plan()
+    planner.link_identity("irc:ada", planner.get_labelled("ada"), IdentityProof.OPERATOR, since=0.0)
+    before = book.keep(planner)
+    planner = book.plan()
+    planner.link_identity("irc:ada", planner.get_labelled("ada"), IdentityProof.OPERATOR, since=book.at)
+    after = book.keep(planner)
+    assert after.has_parted_since("telegram:1001", before.epoch)
+    assert after.is_same_person("irc:ada", "telegram:1001")
+
+
+def test_what_an_identity_said_belongs_to_its_person_from_the_link_on() -> None:
+    book = PeopleBook()
+    book.configure(ADA)
+    planner = book.plan()
+    planner.link_identity("irc:ada", planner.get_labelled("ada"), IdentityProof.OPERATOR)
+    people = book.keep(planner)
+    early, late = book.at - 0.5, book.at
+    assert people.belongs_to("irc:ada", "telegram:1001", at=late)
+    assert not people.belongs_to("irc:ada", "telegram:1001", at=early)
+    assert people.belongs_to("irc:ada", "irc:ada", at=early)
+    assert people.belongs_to("telegram:1001", "irc:ada", at=early)
+    assert not people.belongs_to("telegram:7", "irc:ada", at=late)
+    assert dict(people.list_name_starts("ada"))["irc:ada"] == late
+    assert dict(people.list_name_starts("irc:ada"))["irc:ada"] == 0.0
+    assert people.list_name_starts("irc:nobody") == (("irc:nobody", 0.0),)
+
+
+def test_two_audiences_are_the_same_only_from_the_link_on() -> None:
+    book = PeopleBook()
+    book.configure(ADA)
+    planner = book.plan()
+    planner.link_identity("irc:ada", planner.get_labelled("ada"), IdentityProof.OPERATOR)
+    people = book.keep(planner)
+    nick, own = ("person:irc:ada",), ("person:telegram:1001",)
+    late = people.identify_audience(nick, book.at)
+    early = people.identify_audience(nick, book.at - 0.5)
+    assert late == people.identify_audience(own, 0.5)
+    assert early != people.identify_audience(own, book.at)
+    assert early != late, "what the former owner knew and what the person knows are two things"
+    assert people.identify_audience(("chat:room", *own), book.at) != late

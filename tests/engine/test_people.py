@@ -251,6 +251,68 @@ def test_an_identity_of_another_time_shows_nothing_from_before(gateway: InProces
     assert WORD in scenario.told(who=TELEGRAM, chat="t")
 
 
+NICK = "irc:ada"
+
+
+def take_over_nick(scenario: PeopleScenario) -> None:
+    """The nick's former owner has spoken and noted something. Now it is linked to another person."""
+    plant(scenario, who=NICK, chat="i")
+    scenario.gateway.pass_time(60)
+    scenario.link(TELEGRAM, NICK)
+    scenario.change(lambda it: it.name_person(it.get_person(TELEGRAM), "grace"))
+    scenario.gateway.pass_time(60)
+
+
+@pytest.mark.parametrize("name", [TELEGRAM, "grace"])
+def test_no_way_to_read_a_person_shows_what_the_nick_said_before_the_link(gateway: InProcessGateway, name: str) -> None:
+    scenario = PeopleScenario(gateway)
+    take_over_nick(scenario)
+    assert WORD not in scenario.searched(name)
+    assert WORD not in scenario.exported(name)
+    assert WORD not in scenario.told(who=TELEGRAM, chat="t")
+    plant(scenario, who=NICK, chat="i2")
+    gateway.send_message(f"keep {WORD} is another fact", who=NICK, chat="i2")
+    assert scenario.searched(name).count(WORD) >= 3
+    assert scenario.exported(name).count(WORD) >= 3
+
+
+def test_a_fact_that_the_nick_had_before_does_not_hide_the_same_fact_of_its_person(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    take_over_nick(scenario)
+    gateway.send_message(f"keep zanzibar {WORD} for later", who=TELEGRAM, chat="t")
+    notes = gateway.runtimes.notes
+    assert notes is not None
+    facts = gateway.run(notes.list_valid("main", (f"person:{TELEGRAM}",)))
+    assert [fact.text for fact in facts] == [f"zanzibar {WORD} for later"]
+
+
+def test_notes_that_the_nick_made_before_the_link_are_another_persons(gateway: InProcessGateway) -> None:
+    """In a shared group everybody hears the note, but only its maker may take it back."""
+    scenario = PeopleScenario(gateway, group="shared")
+    gateway.send_message("/memory note the door is red", who=NICK, **GROUP)
+    gateway.pass_time(60)
+    scenario.link(TELEGRAM, NICK)
+    gateway.send_message("/memory forget the door", who=TELEGRAM, **GROUP)
+    assert "Taken back" not in gateway.list_shown_texts()[-1]
+    gateway.send_message("/memory note the roof is blue", who=NICK, **GROUP)
+    gateway.send_message("/memory forget the roof", who=TELEGRAM, **GROUP)
+    assert "Taken back" in gateway.list_shown_texts()[-1]
+
+
+def test_a_later_start_leads_a_chat_out_of_the_session_of_the_former_owner(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    theirs = gateway.send_message(f"the word for zanzibar is {WORD}", who=NICK, chat="i").session
+    gateway.pass_time(60)
+    person = TELEGRAM
+    scenario.change(lambda it: it.link_identity(NICK, it.get_person(person), IdentityProof.OPERATOR, since=0.0))
+    gateway.send_message("hello", who=TELEGRAM, chat="t")
+    gateway.send_message(f"/resume {theirs}", who=TELEGRAM, chat="t")
+    assert gateway.send_message("here?", who=TELEGRAM, chat="t").session == theirs
+    now = gateway.clock.now()
+    scenario.change(lambda it: it.link_identity(NICK, it.get_person(person), IdentityProof.OPERATOR, since=now))
+    assert gateway.send_message("and now?", who=TELEGRAM, chat="t").session != theirs
+
+
 # -- every order of events ---------------------------------------------------------------------------------------------
 
 IDENTITIES = ("telegram:1", "discord:1", "telegram:2", "discord:2", "telegram:3", "discord:3")

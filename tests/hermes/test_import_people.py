@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from everhold.core.entries import Heard, Noted
 from everhold.core.people import PeopleDirectory
+from everhold.engine.facts import FactCache
 from everhold.errors import InvalidRequest
-from everhold.ports.store import PeerRecord
+from everhold.ports.store import Change, PeerRecord, Step
+from everhold.stores.sqlite import SqliteStore
 from tests.hermes.built_home import BuiltHermesHome
 from tests.hermes.test_doctor import healthy
 from tests.hermes.test_import import ME, ImportTarget, place
@@ -206,6 +209,69 @@ def test_the_user_of_the_terminal_counts_as_a_person(tmp_path: Path, place: Impo
     write_files(tmp_path / "there")
     report = place.run_import(tmp_path / "there")
     assert (report.owner, report.candidates) == ("", [f"local:{ME}", "telegram:2002"])
+
+
+def list_owner_facts(place: ImportTarget, *identities: str) -> list[list[str]]:
+    async def read(store: Any) -> list[list[str]]:
+        cache = FactCache(store)
+        return [[it.text for it in await cache.list_valid("main", (f"person:{one}",))] for one in identities]
+
+    found: list[list[str]] = place.query_store(read)
+    return found
+
+
+FILES = ["The server is tin.", "Ada takes warfarin."]
+
+
+def test_a_wrong_owner_is_corrected_by_another_import(tmp_path: Path, place: ImportTarget) -> None:
+    healthy(tmp_path / "there").close()
+    write_files(tmp_path / "there")
+    ada, bob = "telegram:1001", "telegram:3003"
+    place.run_import(tmp_path / "there", owner=bob)
+    assert list_owner_facts(place, ada, bob) == [[], FILES]
+    assert place.run_import(tmp_path / "there", owner=ada, dry=True).facts_moved == 2
+    assert list_owner_facts(place, ada, bob) == [[], FILES], "a dry run moves nothing"
+    for owner, expected in ((ada, [FILES, []]), (bob, [[], FILES]), (ada, [FILES, []])):
+        report = place.run_import(tmp_path / "there", owner=owner)
+        assert (report.is_complete, report.facts_moved, report.facts_known) == (True, 2, 0)
+        assert list_owner_facts(place, ada, bob) == expected
+    before = place.read_all_entries()
+    for owner in (ada, ""):
+        assert place.run_import(tmp_path / "there", owner=owner).facts_moved == 0
+    assert place.read_all_entries() == before
+
+
+def test_facts_do_not_move_between_identities_of_one_person(tmp_path: Path, place: ImportTarget) -> None:
+    healthy(tmp_path / "there").close()
+    write_files(tmp_path / "there")
+    place.home.config.write_text("people: [{name: ada, identities: ['telegram:1001', 'telegram:3003']}]\n")
+    place.run_import(tmp_path / "there", owner="telegram:1001")
+    assert place.run_import(tmp_path / "there", owner="telegram:3003").facts_moved == 0
+    assert list_owner_facts(place, "telegram:3003") == [FILES]
+
+
+@pytest.mark.parametrize("commits", range(5))
+def test_a_move_that_was_interrupted_is_finished_by_the_next_import(
+    tmp_path: Path, place: ImportTarget, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy(tmp_path / "there").close()
+    write_files(tmp_path / "there")
+    place.run_import(tmp_path / "there", owner="telegram:3003")
+    left, real = [commits], SqliteStore.commit
+
+    async def commit(store: SqliteStore, change: Change) -> Any:
+        if change.step is Step.NOTE:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        return await real(store, change)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(SqliteStore, "commit", commit)
+        place.run_import(tmp_path / "there", owner="telegram:1001")
+    place.run_import(tmp_path / "there", owner="telegram:1001")
+    ada, bob = list_owner_facts(place, "telegram:1001", "telegram:3003")
+    assert (sorted(ada), bob) == (sorted(FILES), [])
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

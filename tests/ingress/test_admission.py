@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -94,7 +96,7 @@ async def code_for(harness: IngressHarness, sender: str = "666", **more: str) ->
 
 
 async def link(harness: IngressHarness, identity: str, person: str) -> None:
-    await harness.admission.people.apply_settings(harness.settings)
+    await harness.admission.people.apply_settings()
     await harness.admission.people.link_identity(identity, person, proof=IdentityProof.OPERATOR, by="operator")
 
 
@@ -601,3 +603,153 @@ async def test_a_thread_in_a_direct_chat_belongs_to_the_chat_s_owner(harness: In
     assert (await inside("7")).person == "7"
     assert (await inside("1001")).person == ""
     assert (await alone(harness, "and outside", sender="1001")).session == old.session
+
+
+# -- crashes and concurrent changes ------------------------------------------------------------------------------------
+
+
+class CrashError(Exception):
+    """The process ends here."""
+
+
+def crash_after(harness: IngressHarness, commits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process end before the commit that follows so many others."""
+    left, real = [commits], harness.store.commit
+
+    async def commit(change: Change) -> Any:
+        if not left[0]:
+            raise CrashError
+        left[0] -= 1
+        return await real(change)
+
+    monkeypatch.setattr(harness.store, "commit", commit)
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2])
+async def test_a_crash_never_leaves_a_grant_without_its_person(
+    harness: IngressHarness, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = await code_for(harness)
+    with monkeypatch.context() as patch, contextlib.suppress(CrashError):
+        crash_after(harness, commits, patch)
+        await harness.admission.pairing.approve_code(code, person="ada")
+    harness.admission = harness.open_admission()
+    if not await harness.admission.pairing.list_grants():
+        await harness.admission.pairing.approve_code(code, person="ada")
+    assert (await harness.store.get_people()).find_proven_label("fake:666") == "ada"
+    assert (await harness.send_message("hello", sender="666")).outcome == "accepted"
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2])
+async def test_a_crash_never_leaves_a_link_without_its_grant_after_a_revocation(
+    harness: IngressHarness, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.admission.pairing.approve_code(await code_for(harness), person="ada")
+    with monkeypatch.context() as patch, contextlib.suppress(CrashError):
+        crash_after(harness, commits, patch)
+        await harness.admission.pairing.revoke_identity("fake:666")
+    harness.admission = harness.open_admission()
+    granted = bool(await harness.admission.pairing.list_grants())
+    assert ((await harness.store.get_people()).find_label("fake:666") == "ada") is granted
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2])
+async def test_a_crash_never_uses_up_the_code_of_a_link_without_linking(
+    harness: IngressHarness, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = code_in(await said(harness, "/link"))
+    await harness.send_message(f"/link {first}", sender="55", platform="other")
+    await harness.read_notices()
+    second = code_in(harness.other.shown_messages[-1].text)
+    with monkeypatch.context() as patch, contextlib.suppress(CrashError):
+        crash_after(harness, commits, patch)
+        await harness.send_message(f"/link {second}")
+    harness.admission = harness.open_admission()
+    await harness.send_message(f"/link {second}", id="again")
+    assert (await harness.store.get_people()).find_proven_label("other:55") == "ada"
+
+
+async def test_a_code_is_approved_although_people_change_at_the_same_time(
+    harness: IngressHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, real, came = await code_for(harness), harness.store.commit, list[int]()
+
+    async def commit(change: Change) -> Any:
+        if change.state_writes and len(came) < 20:
+            came.append(1)
+            await harness.admission.people.require_person(f"fake:9{len(came)}")  # a stranger comes first
+        return await real(change)
+
+    monkeypatch.setattr(harness.store, "commit", commit)
+    await harness.admission.pairing.approve_code(code, person="ada")
+    assert len(came) == 20
+    assert (await harness.store.get_people()).find_label("fake:666") == "ada"
+
+
+async def test_two_names_are_not_joined_if_one_was_given_at_the_same_time(
+    harness: IngressHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check belongs to the commit that it allows."""
+    people, real, came = harness.admission.people, harness.store.commit, list[int]()
+    await link(harness, "fake:55", "ada")
+    await people.require_person("fake:66")
+
+    async def commit(change: Change) -> Any:
+        if change.people and not came:
+            came.append(1)
+            await people.name_person("fake:66", "grace", by="operator")
+        return await real(change)
+
+    monkeypatch.setattr(harness.store, "commit", commit)
+    with pytest.raises(InvalidRequest, match="grace"):
+        await people.join_identities("fake:55", "fake:66", by="fake:55")
+    assert (await harness.store.get_people()).find_label("fake:66") == "grace"
+
+
+async def test_an_older_configuration_is_never_applied_after_a_newer_one(
+    harness: IngressHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings change while the people of an earlier revision are being stored."""
+    people, real = harness.admission.people, harness.store.commit
+    newest = parse_settings(CONFIG.replace('"fake:1001"', '"fake:1003"'))
+    waiting: list[asyncio.Task[Any]] = []
+    await people.apply_settings()
+
+    async def commit(change: Change) -> Any:
+        if change.people and not waiting:
+            waiting.append(asyncio.create_task(people.apply_settings()))  # it reads the settings of this moment
+            await asyncio.sleep(0)
+            harness.settings = newest
+            waiting.append(asyncio.create_task(people.apply_settings()))
+            await asyncio.sleep(0)
+        return await real(change)
+
+    monkeypatch.setattr(harness.store, "commit", commit)
+    harness.settings = parse_settings(CONFIG.replace('"fake:1001"', '"fake:1002"'))
+    await people.apply_settings()
+    assert [await it for it in waiting] == [newest, newest]
+    known = await harness.store.get_people()
+    assert (known.find_label("fake:1003"), known.find_label("fake:1002"), known.find_label("fake:1001")) == (
+        "ada",
+        "",
+        "",
+    )
+
+
+async def test_an_edit_takes_effect_at_the_next_message(harness: IngressHarness) -> None:
+    assert (await harness.send_message("hello", sender="555")).outcome == "denied"
+    harness.settings = parse_settings(CONFIG.replace('"fake:1001"', '"fake:1001", "fake:555"'))
+    assert (await harness.send_message("hello", sender="555")).outcome == "accepted"
+    harness.settings = parse_settings(CONFIG)
+    assert (await harness.send_message("hello", sender="555")).outcome == "denied"
+
+
+async def test_both_sides_of_a_link_are_proven_and_a_nick_counts_from_then_on(harness: IngressHarness) -> None:
+    people = harness.admission.people
+    await people.require_person("irc:eve")
+    await people.require_person("fake:7")
+    await people.join_identities("irc:eve", "fake:7", by="irc:eve")
+    known = await harness.store.get_people()
+    assert known.identities["irc:eve"].is_proven
+    assert known.identities["fake:7"].is_proven
+    assert known.identities["irc:eve"].since == harness.clock.at

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct, structs
 
 from everhold.core.entries import ChatLocation, Stamp
+from everhold.core.people import AudienceMember, PresentAudience
 from everhold.errors import InDoubt, Transient
 from everhold.memories.factory import MemoryFactory
 from everhold.ports.memory import (
@@ -136,6 +137,12 @@ def make_query(
         person=who,
         **more,
     )
+
+
+def make_linked_present(other: str, since: float, *, who: str = "ada") -> PresentAudience:
+    """Return a person who is alone, and whom another identity means from a time on."""
+    members = (AudienceMember(f"person:{who}"), AudienceMember(f"person:{other}", since))
+    return PresentAudience((f"person:{who}",), (members,))
 
 
 class DeliverableMemory(Protocol):

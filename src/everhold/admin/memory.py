@@ -19,6 +19,7 @@ from everhold.core.entries import EntryKind, Heard, Noted, Said
 from everhold.core.facts import Fact
 from everhold.core.peers import PeerBook
 from everhold.core.recall import RecalledItem, merge_results, select_relevant, trace_item
+from everhold.core.schedule import Schedule
 from everhold.engine.commands import memory as commands_memory
 from everhold.engine.effects import deliver_outside
 from everhold.engine.memory import backfill, health as memory_health, recall, rekey, resend
@@ -50,7 +51,8 @@ class MemoryAdmin(PersonForgetter):
         if not person:
             raise InvalidRequest("no person was named", remedy="name the person: --person NAME")
         runtime = self.runtimes.get_runtime(agent, {})
-        identity = (await self._list_names(person))[0]
+        starts = await self._list_starts(person)
+        identity = min(starts, key=lambda it: starts[it])  # one whose history is the person's from the beginning
         audience = (f"person:{identity}",)
         present = (await self.store.get_people()).expand_audience(audience)
         peers = build_peer_registry(self.gates, self.runtimes)
@@ -106,8 +108,17 @@ class MemoryAdmin(PersonForgetter):
         """An agent's facts about a person, including those that are no longer valid."""
         runtime = self.runtimes.get_runtime(agent, {})
         everything = await runtime.fact_cache.list_versions(agent) if runtime.fact_cache is not None else []
-        members = {f"person:{name}" for name in await self._list_names(person)}
-        return [fact for fact in everything if not members.isdisjoint(fact.stamp.audience)]
+        starts = await self._list_starts(person)
+        return [
+            fact
+            for fact in everything
+            if any(f"person:{name}" in fact.stamp.audience and fact.at >= since for name, since in starts.items())
+        ]
+
+    async def _list_starts(self, person: str) -> dict[str, float]:
+        """Every identity of a person, and the time from which on what it said is theirs."""
+        starts = dict((await self.store.get_people()).list_name_starts(person))
+        return {name: starts.get(name, 0.0) for name in await self._list_names(person)}
 
     async def explain_answer(self, name: str, *, at: int | None = None) -> dict[str, Any]:
         """What was recalled, from where, and what was left out, for the answer at or last before entry `at`."""
@@ -391,28 +402,39 @@ class MemoryAdmin(PersonForgetter):
 
     async def export_person(self, person: str) -> AsyncIterator[dict[str, Any]]:
         """Everything of a person, one record each: from the log, then from every provider that can export."""
-        names = await self._list_names(person)
+        starts = await self._list_starts(person)
+
+        def list_names(at: float) -> list[str]:
+            return [name for name, since in starts.items() if at >= since]
+
         async for session in self._iterate_sessions():
             for entry in await self.store.list_entries(
                 session.id, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED)
             ):
-                if isinstance(entry.body, Heard | Said | Noted) and forgetting.is_spoken_by(entry, names):
+                own = isinstance(entry.body, Heard | Said | Noted) and forgetting.is_spoken_by(
+                    entry, list_names(entry.at)
+                )
+                if own:
                     yield {"from": "log", "agent": session.agent, "session": session.id, **render_entry(entry)}
             await asyncio.sleep(0)
-        for kept in await self._list_scheduled(names, before=math.inf):
-            yield {"from": "schedules", **msgspec.json.decode(kept.value)}
+        for kept in await self._list_scheduled(tuple(starts), before=math.inf):
+            schedule = msgspec.json.decode(kept.value, type=Schedule)
+            if forgetting.is_scheduled_by(schedule, list_names(schedule.made)):
+                yield {"from": "schedules", **msgspec.json.decode(kept.value)}
         for place in self._list_places():
-            async for record in self._export_from_memory(place.memory, place.agent, names):
+            async for record in self._export_from_memory(place.memory, place.agent, starts):
                 yield {"from": place.memory, "agent": place.agent, **record}
 
-    async def _export_from_memory(self, memory: str, agent: str, names: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+    async def _export_from_memory(
+        self, memory: str, agent: str, starts: Mapping[str, float]
+    ) -> AsyncIterator[dict[str, Any]]:
         provider = self.runtimes.find_memory(memory, agent)
         if provider is None or not provider.has_capability(MemoryCapability.EXPORT):
             yield {"missing": "it cannot export the data of a person"}
             return
         withheld = 0
         book = PeerBook(await self.store.list_peers(memory=memory, agent=agent))
-        for name in names:
+        for name, since in starts.items():
             judge = self._make_judge(name, agent=agent)
             peers, shared_peers = book.split_peers((name,))
             try:
@@ -421,6 +443,8 @@ class MemoryAdmin(PersonForgetter):
                     # what was said to others is the person's all the same; what was erased or undone is not shown
                     if judged.objection in _EXPORT_OBJECTIONS:
                         withheld += 1
+                    elif found.at < since:
+                        continue  # the id belonged to somebody else then
                     else:
                         yield msgspec.to_builtins(found)
             except EverholdError as error:

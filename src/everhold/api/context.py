@@ -16,7 +16,7 @@ from everhold.api.log_tail import LogTail
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
-from everhold.core.people import build_identity
+from everhold.core.people import PERSON_MEMBER, build_identity
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
@@ -74,7 +74,7 @@ class ApiContext:
     gateway: GatewayServices
     first_text_wait_seconds: float = 10.0
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
-    _owners: OrderedDict[str, str] = dataclasses.field(default_factory=OrderedDict)
+    _owners: OrderedDict[str, tuple[str, float]] = dataclasses.field(default_factory=OrderedDict)
 
     @property
     def store(self) -> Store:
@@ -103,7 +103,7 @@ class ApiContext:
         if caller.operator:
             return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
-        authors = await self._list_authors(caller)
+        authors = (await self.store.get_people()).list_same_authors(f"{PERSON_MEMBER}{_identify_caller(caller)}")
         while page := await self.store.list_sessions_begun_by(authors=authors, limit=limit, after=after):
             seen += [session for session in page if await self.can_see(caller, session.id)]
             after = page[-1].id
@@ -115,22 +115,23 @@ class ApiContext:
         """Whether the caller may see the session. Operators see all; others see those that they own."""
         if caller.operator:
             return True
-        return await self._find_owner(session) in await self._list_authors(caller)
-
-    async def _list_authors(self, caller: ApiCaller) -> tuple[str, ...]:
-        """Return the authors under which the log knows the caller's person."""
+        owner, began_at = await self._find_start(session)
         people = await self.store.get_people()
-        return people.list_same_authors(f"person:{build_identity(http.NAME, caller.sender)}")
+        return people.belongs_to(owner.removeprefix(PERSON_MEMBER), _identify_caller(caller), at=began_at)
 
-    async def _find_owner(self, session: str) -> str:
-        """Return the owner of a session. It is cached because it never changes."""
+    async def _find_start(self, session: str) -> tuple[str, float]:
+        """Return the owner of a session, and when it began. It is cached because it never changes."""
         if session in self._owners:
             self._owners.move_to_end(session)
             return self._owners[session]
-        found = await session_access.find_session_owner(self.store, await self.store.get_session(session))
-        if found is None:
-            return ""
+        found = await session_access.find_session_start(self.store, await self.store.get_session(session))
+        if not found[1]:
+            return found  # no message was heard yet
         self._owners[session] = found
         if len(self._owners) > MAX_CACHED_OWNERS:
             self._owners.popitem(last=False)
         return found
+
+
+def _identify_caller(caller: ApiCaller) -> str:
+    return build_identity(http.NAME, caller.sender)

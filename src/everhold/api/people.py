@@ -87,7 +87,8 @@ async def list_people_events(call: ApiCall) -> Response:
 
 async def _load_people(call: ApiCall) -> PeopleDirectory:
     """Return the people, after an edit of the configuration was applied."""
-    await call.context.gateway.people.apply_settings(await call.context.load_fresh_settings())
+    await call.context.load_fresh_settings()
+    await call.context.gateway.people.apply_settings()
     return await call.context.store.get_people()
 
 

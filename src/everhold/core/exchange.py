@@ -24,7 +24,7 @@ from everhold.core.entries import (
     Stamp,
     Thought,
 )
-from everhold.core.people import PERSON_MEMBER, PeopleDirectory
+from everhold.core.people import PERSON_MEMBER, PeopleDirectory, can_hear
 from everhold.core.provenance import has_own_words
 from everhold.ports.memory import Exchange, JobResult, MemoryItem, MemoryNote, MemoryRetraction, MemoryUtterance
 
@@ -104,7 +104,9 @@ def build_exchange(
         return None
     utterances = tuple(_build_utterance(entry, find_peer) for entry in listened)
     said = tuple(_build_utterance(entry, find_peer) for entry in spoken)
-    stamp = merge_audiences((utterances or said)[-1].stamp, [it.stamp.audience for it in (*utterances, *said)], people)
+    stamp = merge_audiences(
+        (utterances or said)[-1].stamp, [(it.stamp.audience, it.at) for it in (*utterances, *said)], people
+    )
     return Exchange(
         key=build_exchange_key(session, op),
         session=session,
@@ -146,18 +148,19 @@ def build_peers(stamp: Stamp, entry: Entry, find_peer: FindPeer) -> dict[str, st
     return {identity: peer for identity, peer in found.items() if peer}
 
 
-def merge_audiences(stamp: Stamp, audiences: Sequence[Sequence[str]], people: PeopleDirectory) -> Stamp:
-    """Return a stamp with those members of its audience who heard everything that was for these audiences.
+def merge_audiences(stamp: Stamp, audiences: Sequence[tuple[Sequence[str], float]], people: PeopleDirectory) -> Stamp:
+    """Return a stamp with those members of its audience who heard everything that was for these audiences, each from a
+    time.
 
     A direct chat and a group can be bound to the same session. An exchange with messages from both is for neither
     audience alone.
     """
-    if all(audience == stamp.audience for audience in audiences):
+    if all(audience == stamp.audience for audience, _ in audiences):
         return stamp
     heard_by_all = tuple(
         one
         for one in stamp.audience
-        if all(people.identify_audience((one,)) <= people.identify_audience(audience) for audience in audiences)
+        if all(can_hear(people.expand_audience((one,)), audience, at) for audience, at in audiences)
     )
     return stamp if heard_by_all == stamp.audience else structs.replace(stamp, audience=heard_by_all)
 

@@ -118,7 +118,8 @@ def is_same_fact(fact: Fact, other: Fact, people: PeopleDirectory) -> bool:
     return (
         fact.text == other.text
         and fact.target == other.target
-        and people.identify_audience(fact.stamp.audience) == people.identify_audience(other.stamp.audience)
+        and people.identify_audience(fact.stamp.audience, fact.at)
+        == people.identify_audience(other.stamp.audience, other.at)
     )
 
 
@@ -180,7 +181,7 @@ def explain_foreign_change(fact: Fact, context: ToolContext, people: PeopleDirec
     if cell.allows_others(context.role):
         return ""
     maker = find_maker(fact.author, fact.stamp).removeprefix(PERSON_MEMBER)
-    own = bool(context.speakers) and all(people.is_same_person(one, maker) for one in context.speakers)
+    own = bool(context.speakers) and all(people.belongs_to(maker, one, at=fact.at) for one in context.speakers)
     if own and cell.allows(context.role):
         return ""
     needed = cell.role if own else cell.others

@@ -204,8 +204,11 @@ def plan_peer_changes(
 
 
 def _list_oldest_first(identity: str, *, people: PeopleDirectory, book: PeerBook) -> list[str]:
-    """Return the identities of the person, the one with the oldest record first."""
-    order = {it: book.list_records(it)[0].from_pos for it in people.list_same_person(identity) if book.list_records(it)}
+    """Return the identities of the person, the one with the oldest record first. An id that belonged to somebody else
+    before is left out, because its peer may know that person; only the id itself keeps it.
+    """
+    own = [it for it in people.list_same_person(identity) if it == identity or people.belongs_to(it, identity, at=0.0)]
+    order = {it: book.list_records(it)[0].from_pos for it in own if book.list_records(it)}
     return sorted(order, key=lambda it: (order[it], it))
 
 

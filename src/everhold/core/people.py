@@ -123,6 +123,16 @@ class PresentAudience(Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.groups)
 
+    def drop_reused_ids(self) -> PresentAudience:
+        """Return the people present without other ids of theirs that may have been somebody else's before. It is for
+        answers that do not say how old their content is.
+        """
+        if all(not one.since for group in self.groups for one in group):
+            return self
+        return PresentAudience(
+            self.members, tuple(tuple(one for one in group if not one.since) for group in self.groups)
+        )
+
     def list_members(self) -> list[str]:
         """Return every member that stands for somebody present."""
         return list(dict.fromkeys(one.member for group in self.groups for one in group))
@@ -247,6 +257,13 @@ class PeopleDirectory:
         first, second = self.identities.get(one), self.identities.get(other)
         return first is not None and second is not None and first.person == second.person
 
+    def belongs_to(self, author: str, identity: str, *, at: float) -> bool:
+        """Return whether what the identity `author` said or made at a time belongs to the person of `identity`."""
+        if author == identity:
+            return True
+        record = self.identities.get(author)
+        return record is not None and self.is_same_person(author, identity) and at >= record.since
+
     def has_parted_since(self, identity: str, epoch: int = 0) -> bool:
         """Return whether, after an epoch, an identity left its person, or its person lost another identity."""
         if not self._parted_at:
@@ -281,13 +298,23 @@ class PeopleDirectory:
             return (name,)
         return tuple(record.identity for record in self.list_identities(person.id)) or (name,)
 
-    def identify_audience(self, audience: Collection[str]) -> frozenset[str]:
-        """Return an audience with persons in the place of identities, so that two audiences can be compared."""
-        return frozenset(self._identify_member(member) for member in audience)
+    def list_name_starts(self, name: str) -> tuple[tuple[str, float], ...]:
+        """Return the identities that a name stands for, as `list_names` does, each with the time from which on.
 
-    def _identify_member(self, member: str) -> str:
+        An identity that is named itself stands for itself at all times.
+        """
+        starts = {it: self.identities[it].since for it in self.list_names(name) if it in self.identities}
+        return tuple((it, 0.0 if it == name else starts.get(it, 0.0)) for it in self.list_names(name))
+
+    def identify_audience(self, audience: Collection[str], at: float) -> frozenset[str]:
+        """Return an audience from a time with persons in the place of identities, so that two audiences can be
+        compared. An identity that did not stand for its person yet stays as it is.
+        """
+        return frozenset(self._identify_member(member, at) for member in audience)
+
+    def _identify_member(self, member: str, at: float) -> str:
         record = self.identities.get(member.removeprefix(PERSON_MEMBER)) if member.startswith(PERSON_MEMBER) else None
-        return member if record is None else record.person
+        return member if record is None or at < record.since else record.person
 
     def expand_audience(self, audience: Collection[str]) -> PresentAudience:
         """Return the people present, with every member that means the same person."""
@@ -433,17 +460,48 @@ class PeoplePlanner:
         if person not in self._persons:
             raise NotFound(f"there is no person {person!r}", remedy="`everhold people list` shows them")
         before = self._identities.get(identity)
-        if since is None:
-            since = self._at if can_change_hands(identity) else 0.0
         if before is not None and before.person == person:
-            if (before.proof, before.since) != (proof, since):
-                self._add_link(identity, person, proof, since=since)
+            self._renew_link(before, proof, since)
             return
         if before is not None and self._has_others(before):
             self._add(PeopleAction.UNLINKED, before.person, identity=identity)
+        self._date_identities(person)
+        if since is None:
+            since = self._at if can_change_hands(identity) else 0.0
         self._add_link(identity, person, proof, since=since)
         if before is not None:
             self._merge_if_empty(before.person, person)
+
+    def _renew_link(self, before: IdentityRecord, proof: IdentityProof, since: float | None) -> None:
+        """Give a link another proof, or another start if there is one. The identity stays with its person."""
+        since = self._find_start(before) if since is None else since
+        if (before.proof, before.since) == (proof, since):
+            return
+        if since > before.since and self._has_others(before):
+            self._add(PeopleAction.UNLINKED, before.person, identity=before.identity)  # what is older is taken away
+        self._add_link(before.identity, before.person, proof, since=since)
+
+    def _date_identities(self, person: str) -> None:
+        """Let the ids of a person that can change hands count from now on, because the person gets company.
+
+        Before, they stood for themselves alone, so nobody had to know since when.
+        """
+        for record in [it for it in self._identities.values() if it.person == person]:
+            start = self._find_start(record)
+            if start != record.since:
+                self._add_link(record.identity, person, IdentityProof(record.proof), since=start)
+
+    def _find_start(self, record: IdentityRecord) -> float:
+        """Return from when on an identity stands for its person, if it is linked to another one now. A proof that it
+        has keeps its start.
+        """
+        return self._at if can_change_hands(record.identity) and not record.is_proven else record.since
+
+    def prove_identity(self, identity: str, proof: IdentityProof) -> None:
+        """Record a proof for an identity that stays with its person. An earlier proof stays."""
+        person = self.get_person(identity)
+        if not self._identities[identity].is_proven:
+            self.link_identity(identity, person, proof)
 
     def join_people(
         self, person: str, other: str, proof: IdentityProof, *, proven: Collection[str] | None = None
@@ -453,11 +511,11 @@ class PeoplePlanner:
             proven = {it.identity for it in self._identities.values() if it.person == other}
         if person == other:
             return
+        self._date_identities(person)
         for record in [it for it in self._identities.values() if it.person == other]:
-            since = max(record.since, self._at) if can_change_hands(record.identity) else record.since
             # What was not proven before does not become proven by the proof of another identity.
             kept = record.proof if record.identity not in proven else proof
-            self._add_link(record.identity, person, IdentityProof(kept), since=since)
+            self._add_link(record.identity, person, IdentityProof(kept), since=self._find_start(record))
         self._merge_if_empty(other, person)
 
     def unlink_identity(self, identity: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Collection
 from enum import StrEnum
 from typing import Final
@@ -15,20 +16,21 @@ from everhold.ports.store import Session, Store
 PAGE_ENTRIES: Final = 100
 
 
-async def find_session_owner(store: Store, session: Session) -> str | None:
-    """Return the owner of a session (`person:<identity>`), empty if it has none. It never changes. None: no message was
-    heard yet.
+async def find_session_start(store: Store, session: Session) -> tuple[str, float]:
+    """Return the owner of a session (`person:<identity>`) and when it began. The owner is empty if it has none, or if
+    no message was heard yet; then the time is 0. Otherwise neither changes.
     """
-    first, _ = await _find_first_entry(store, session)
-    return None if first is None else access.derive_session_owner(first)
+    first = await _find_first_entry(store, session)
+    return ("", 0.0) if first is None else (access.derive_session_owner(first), first.at)
 
 
 async def is_foreign_session(
     store: Store, session: Session, people: PeopleDirectory, identities: Collection[str]
 ) -> bool:
     """Return whether a session belongs to another person than one of these identities. A group's belongs to nobody."""
-    owner = (await find_session_owner(store, session) or "").removeprefix("person:")
-    return bool(owner) and any(not people.is_same_person(owner, identity) for identity in identities)
+    owner, began_at = await find_session_start(store, session)
+    author = owner.removeprefix(PERSON_MEMBER)
+    return bool(owner) and any(not people.belongs_to(author, identity, at=began_at) for identity in identities)
 
 
 async def find_last_stamp(store: Store, session: Session) -> Stamp:
@@ -82,7 +84,9 @@ async def compare_audience(store: Store, session: Session, *, audience: Collecti
         return SessionFit.OTHER
     if not can_hear(people.expand_audience(audience), theirs, since):
         return SessionFit.OTHER
-    same = people.identify_audience(audience) == people.identify_audience(theirs)
+    same = set(audience) == set(theirs) or (
+        people.identify_audience(audience, math.inf) == people.identify_audience(theirs, since)
+    )
     return SessionFit.SAME if same else SessionFit.SMALLER
 
 
@@ -102,13 +106,12 @@ async def list_fitting_sessions(
         after = page[-1].id
 
 
-async def _find_first_entry(store: Store, session: Session) -> tuple[Entry | None, str]:
-    """Return the first entry of a conversation, and its address. For a branch these are its parent's."""
+async def _find_first_entry(store: Store, session: Session) -> Entry | None:
+    """Return the first entry of a conversation. For a branch it is its parent's."""
     line = [session]
     while line[-1].parent:
         line.append(await store.get_session(line[-1].parent))
     for one in reversed(line):
         if found := await store.list_entries(one.id, kinds=(EntryKind.HEARD,), limit=1):
-            body = found[0].body
-            return found[0], body.stamp.address if isinstance(body, Heard) else one.address
-    return None, line[-1].address
+            return found[0]
+    return None

@@ -4,7 +4,7 @@ conflict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 from everhold.core.people import (
@@ -63,31 +63,52 @@ PlanPeople: TypeAlias = Callable[[PeopleDirectory, Callable[[], str], float], Se
 """(directory, maker of person ids, time) -> the events to commit."""
 
 
+ListWrites: TypeAlias = Callable[[], Awaitable[Sequence[StateWrite]]]
+"""Reads state records, and returns what belongs into the same commit as a change of people."""
+
+
 async def update_people(
-    store: Store, *, chance: RandomSource, at: float, by: str, plan: Callable[[PeoplePlanner], None]
+    store: Store,
+    *,
+    chance: RandomSource,
+    at: float,
+    by: str,
+    plan: Callable[[PeoplePlanner], None],
+    list_writes: ListWrites | None = None,
 ) -> Sequence[PeopleEvent]:
-    """Commit what `plan` adds to the planner, and return it."""
+    """Commit what `plan` adds to the planner, and return it. `list_writes` as in `plan_people_update`."""
 
     def plan_events(directory: PeopleDirectory, new_id: Callable[[], str], at: float) -> Sequence[PeopleEvent]:
         planner = PeoplePlanner(directory, new_id=new_id, at=at, by=by)
         plan(planner)
         return planner.events
 
-    return await plan_people_update(store, chance=chance, at=at, plan=plan_events)
+    return await plan_people_update(store, chance=chance, at=at, plan=plan_events, list_writes=list_writes)
 
 
 async def plan_people_update(
-    store: Store, *, chance: RandomSource, at: float, plan: PlanPeople
+    store: Store, *, chance: RandomSource, at: float, plan: PlanPeople, list_writes: ListWrites | None = None
 ) -> Sequence[PeopleEvent]:
-    """Commit the events that `plan` returns for the present directory. If another writer comes first, plan again."""
+    """Commit the events that `plan` returns for the present directory, together with what `list_writes` returns. If
+    another writer comes first, call both again.
+    """
     conflicts = 0
     while True:
         directory = await store.get_people()
         events = tuple(plan(directory, lambda: make_person_id(chance.bytes(PERSON_ID_BYTES)), at))
-        if not events:
+        writes = tuple(await list_writes()) if list_writes is not None else ()
+        if not (events or writes):
             return events
+        change = Change(
+            step=Step.PEOPLE,
+            session="",
+            at=at,
+            people=events,
+            people_epoch=directory.epoch if events else None,
+            state_writes=writes,
+        )
         try:
-            await store.commit(Change(step=Step.PEOPLE, session="", at=at, people=events, people_epoch=directory.epoch))
+            await store.commit(change)
         except Conflict:
             conflicts += 1
             if conflicts == MOST_PEOPLE_CONFLICTS:

@@ -25,11 +25,11 @@ from everhold.core.entries import (
     strip_surrogates_deep,
 )
 from everhold.core.ids import make_session_id
-from everhold.core.people import PERSON_ID_BYTES, make_person_id
+from everhold.core.people import PERSON_ID_BYTES, PERSON_MEMBER, make_person_id
 from everhold.core.provenance import can_start_turn
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
-from everhold.engine.session_access import find_session_owner, is_foreign_session
+from everhold.engine.session_access import find_session_start, is_foreign_session
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
@@ -294,10 +294,13 @@ class MessageAcceptor:
     async def _find_earlier_session(self, address: str, admission: AdmissionDecision) -> tuple[str, str] | None:
         """Return the session that the sender had at an address before it led to another person's, with its title."""
         store = self.gates.store
-        authors = (await store.get_people()).list_same_authors(f"person:{admission.identity}")
+        people = await store.get_people()
+        authors = people.list_same_authors(f"{PERSON_MEMBER}{admission.identity}")
         found = await store.list_sessions_begun_by(authors=authors, agent=admission.agent, address=address)
         for session in found:
-            if session.address == address and await find_session_owner(store, session) in authors:
+            owner, began_at = await find_session_start(store, session)
+            author = owner.removeprefix(PERSON_MEMBER)
+            if session.address == address and people.belongs_to(author, admission.identity, at=began_at):
                 return session.id, session.title
         return None
 

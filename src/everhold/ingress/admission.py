@@ -75,7 +75,6 @@ class AdmissionControl:
         load_settings: Callable[[], Awaitable[Settings]] | None = None,
     ) -> None:
         """`load_settings` returns the settings for a worker, after an edit of the file was applied."""
-        self._settings = settings
         self._store = store
         self._platforms = platforms
         self._clock = clock
@@ -83,9 +82,9 @@ class AdmissionControl:
         self._log = log
         self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
         self._dm_owners = DmOwners(store, clock=clock)
-        self.people = people or PeopleRegistry(store, clock=clock, chance=chance, log=log)
+        self.people = people or PeopleRegistry(store, settings=settings, clock=clock, chance=chance, log=log)
         self.pairing = PairingRegistry(store, people=self.people, clock=clock, chance=chance, log=log)
-        self.roles = RoleFinder(store, pairing=self.pairing, load_settings=load_settings or self._apply_people)
+        self.roles = RoleFinder(store, pairing=self.pairing, load_settings=load_settings or self.people.apply_settings)
         """Tells the workers which role a sender has now."""
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
         """(agent, platform, chat) of broken loops -> how often agents answered each other, and when last."""
@@ -93,8 +92,7 @@ class AdmissionControl:
         self._sends: set[asyncio.Task[None]] = set()
 
     async def __call__(self, incoming: IncomingMessage) -> AdmissionDecision:
-        settings, origin = self._settings(), incoming.origin
-        await self.people.apply_settings(settings)
+        settings, origin = await self.people.apply_settings(), incoming.origin
         people = await self._store.get_people()
         speaker = identify_sender(incoming, people)
         account = settings.platforms.get(origin.platform, {}).get(origin.account)
@@ -139,11 +137,6 @@ class AdmissionControl:
             if found.refusal or found.ignored:
                 return found
         return await self._check_loops(incoming, found, speaker, settings)
-
-    async def _apply_people(self) -> Settings:
-        settings = self._settings()
-        await self.people.apply_settings(settings)
-        return settings
 
     async def _add_role(self, found: AdmissionDecision, sender: ChatSender, settings: Settings) -> AdmissionDecision:
         """Return the decision with the sender's role, or with a refusal if the sender may not speak."""

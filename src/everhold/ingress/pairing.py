@@ -5,7 +5,7 @@ decides.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,8 +14,7 @@ from msgspec import Struct
 from everhold.core import pairing
 from everhold.core.access import IdentifiedSender
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount
-from everhold.core.people import IdentityProof
-from everhold.engine.state_updates import MOST_CONFLICTS, update_state_record
+from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ingress.people import PeopleRegistry
 from everhold.ports.clock import Clock, RandomSource
@@ -134,88 +133,67 @@ class PairingRegistry:
             await self._people.require_person(person)
         if pairing.is_locked(await self._count_wrong(APPROVE), now):
             raise InvalidRequest("too many wrong codes", remedy="wait ten minutes; strangers get a new code then")
-        conflicts = 0
-        while True:
-            try:
-                return await self._approve(code, now, person=person)
-            except Conflict:  # the request was renewed, voided or approved at this moment: read it again
-                conflicts += 1
-                if conflicts == MOST_CONFLICTS:
-                    raise
+        record, request = await self._find_request(code, now)
+        described = _describe_identity(record)
+        # The grant and the link are one commit, because a code is valid once: a crash between them would lose the
+        # person that the operator named.
+        await self._people.admit_identity(
+            described["identity"], person, by="operator", list_writes=lambda: self._list_grant_writes(code, now)
+        )
+        self._log.info(
+            "pairing.approved", platform=described["platform"], account=described["account"], sender=record.key
+        )
+        return {**described, "name": request.name, "person": person, "chat": request.chat}
 
-    async def _approve(self, code: str, now: float, *, person: str) -> dict[str, Any]:
+    async def _list_grant_writes(self, code: str, now: float) -> Sequence[StateWrite]:
+        """Return the grant for the holder of a code, and the request without the code."""
+        record, request = await self._find_request(code, now)
+        granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, record.key, scope=record.scope)
+        grant = StateWrite(
+            namespace=StateNamespace.PAIRING_GRANT,
+            key=record.key,
+            scope=record.scope,
+            value=_encode(PairingGrant(at=now, name=request.name)),
+            version=0 if granted is None else granted.version,
+        )
+        return record.replace_with(_encode(msgspec.structs.replace(request, digest=""))), grant
+
+    async def _find_request(self, code: str, now: float) -> tuple[StateRecord, PairingRequest]:
+        """Return the pairing request with this code. A wrong code is counted."""
         for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST):
             request = _decode_record(record, PairingRequest)
-            described = _describe_identity(record)
-            if request is None or not pairing.is_code_match(request.digest, code, whose=described["identity"]):
+            whose = _describe_identity(record)["identity"]
+            if request is None or not pairing.is_code_match(request.digest, code, whose=whose):
                 continue
             if not pairing.is_code_valid(request.at, now):
                 raise InvalidRequest(
                     "this code is too old", remedy="the stranger gets a new code by writing again in an hour"
                 )
-            await self._require_changeable(described["identity"], person)
-            grant = PairingGrant(at=now, name=request.name)
-            granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, record.key, scope=record.scope)
-            let_in = StateWrite(
-                namespace=StateNamespace.PAIRING_GRANT,
-                key=record.key,
-                scope=record.scope,
-                value=_encode(grant),
-                version=0 if granted is None else granted.version,
-            )
-            used = record.replace_with(_encode(msgspec.structs.replace(request, digest="")))
-            # Commit the grant before the link, because revoking the grant also removes the link.
-            await self._commit(used, let_in)
-            await self._prove_identity(described["identity"], person)
-            self._log.info(
-                "pairing.approved", platform=described["platform"], account=described["account"], sender=record.key
-            )
-            return {**described, "name": request.name, "person": person, "chat": request.chat}
+            return record, request
         await self._count_wrong_code(now)
         raise NotFound(
             "there is no pairing request with this code",
             remedy="see `everhold pairing list`; codes are valid for ten minutes",
         )
 
-    async def _require_changeable(self, identity: str, person: str) -> None:
-        """Refuse to make another person of an identity that the configuration names."""
-        people = await self._store.get_people()
-        known = people.identities.get(identity)
-        if not person or known is None or known.proof not in (IdentityProof.CONFIG, IdentityProof.TOKEN):
-            return
-        if people.find_person(identity) != people.resolve_name(person):
-            raise InvalidRequest(
-                f"{identity} is {people.find_label(identity)} by config.yaml", remedy="change it there, under people"
-            )
-
-    async def _prove_identity(self, identity: str, person: str) -> None:
-        """Record that an operator admitted an identity. An earlier proof of the same person stays."""
-        people = await self._store.get_people()
-        known = people.identities.get(identity)
-        proven = known is not None and known.is_proven
-        if person and not (proven and people.find_person(identity) == people.resolve_name(person)):
-            await self._people.link_identity(identity, person, proof=IdentityProof.PAIRED, by="operator")
-        elif not proven:
-            await self._people.confirm_identity(identity, proof=IdentityProof.PAIRED, by="operator")
-
     async def revoke_identity(self, identity: str) -> int:
         """Revoke an identity's access, and the link that the grant made; return from how many accounts."""
-        revoked_count = 0
-        for record in await self._store.list_state_records(StateNamespace.PAIRING_GRANT):
-            if _describe_identity(record)["identity"] == identity:
-                known = (await self._store.get_people()).identities.get(identity)
-                if known is not None and known.proof == IdentityProof.PAIRED:
-                    await self._people.unlink_identity(identity, by="operator")
-                # It is deleted even if it was granted again at this moment.
-                await self._update(record.namespace, record.key, lambda _: None, PairingGrant, scope=record.scope)
-                revoked_count += 1
-        if not revoked_count:
-            raise NotFound(
-                f"{identity} was not admitted by pairing",
-                remedy="see `everhold pairing list` and `everhold people list`",
-            )
+        revoked: Sequence[StateWrite] = ()
+
+        async def list_writes() -> Sequence[StateWrite]:
+            nonlocal revoked
+            grants = await self._store.list_state_records(StateNamespace.PAIRING_GRANT)
+            revoked = [it.replace_with(None) for it in grants if _describe_identity(it)["identity"] == identity]
+            if not revoked:
+                raise NotFound(
+                    f"{identity} was not admitted by pairing",
+                    remedy="see `everhold pairing list` and `everhold people list`",
+                )
+            return revoked
+
+        await self._people.revoke_identity(identity, by="operator", list_writes=list_writes)
         self._log.info("pairing.revoked", identity=identity)
-        return revoked_count
+        return len(revoked)
 
     async def _count_wrong_code(self, now: float) -> None:
         if not pairing.is_locked(await self._add_wrong(APPROVE, now), now):
@@ -272,17 +250,25 @@ class PairingRegistry:
                 f" and {there} there. An operator can change that with `everhold people`." if there else ". Begin here."
             )
             return f"You are {here} here{also}"
-        try:
-            if not offer.other:
-                code = self._make_code()
-                back = IdentityLinkOffer(at=now, digest=pairing.digest_code(code, whose=identity), other=identity)
+        if not offer.other:
+            code = self._make_code()
+            back = IdentityLinkOffer(at=now, digest=pairing.digest_code(code, whose=identity), other=identity)
+            try:
                 await self._commit(record.replace_with(_encode(back)))
-                return f"Now confirm in the chat where you began ({record.key}): /link {code}"
-            await self._commit(record.replace_with(None))
-        except Conflict:
-            return unknown  # the code was used or replaced at this moment
+            except Conflict:
+                return unknown  # the code was used or replaced at this moment
+            return f"Now confirm in the chat where you began ({record.key}): /link {code}"
+
+        async def list_writes() -> Sequence[StateWrite]:
+            confirmed = await self._find_offer(argument, now, identity=identity)
+            if confirmed is None:
+                raise NotFound(unknown)  # the code was used or replaced at this moment
+            return (confirmed[0].replace_with(None),)
+
         try:
-            person = await self._people.join_identities(identity, offer.other, by=identity)
+            person = await self._people.join_identities(identity, offer.other, by=identity, list_writes=list_writes)
+        except NotFound:
+            return unknown
         except InvalidRequest as error:
             return f"{error}."
         name = f": {person.label}" if person.label else ""

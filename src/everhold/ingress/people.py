@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from everhold.config.settings import Settings
 from everhold.core.people import (
@@ -11,11 +12,13 @@ from everhold.core.people import (
     IdentityProof,
     PeopleAction,
     PeopleDirectory,
+    PeopleEvent,
+    PeoplePlanner,
     PersonRecord,
     is_identity,
     plan_configured_people,
 )
-from everhold.engine.state_updates import plan_people_update, update_people
+from everhold.engine.state_updates import ListWrites, plan_people_update, update_people
 from everhold.errors import InvalidRequest, NotFound
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
@@ -26,9 +29,18 @@ class PeopleRegistry:
     """Changes the people directory. Configuration, pairing, `/link`, operators and imports all use it."""
 
     def __init__(
-        self, store: Store, *, clock: Clock, chance: RandomSource, log: EventLogger, local_user: str = ""
+        self,
+        store: Store,
+        *,
+        settings: Callable[[], Settings],
+        clock: Clock,
+        chance: RandomSource,
+        log: EventLogger,
+        local_user: str = "",
     ) -> None:
+        """`settings` returns the settings in force."""
         self._store = store
+        self._settings = settings
         self._clock = clock
         self._chance = chance
         self._log = log
@@ -36,11 +48,16 @@ class PeopleRegistry:
         self._applied: Settings | None = None
         self._lock = asyncio.Lock()
 
-    async def apply_settings(self, settings: Settings) -> None:
-        """Make the directory agree with the configuration. It costs nothing if that was applied already."""
-        if settings is self._applied:
-            return
+    async def apply_settings(self) -> Settings:
+        """Make the directory agree with the settings in force, and return these settings. It costs nothing if they were
+        applied already.
+
+        The caller does not choose the settings, so an older revision is never applied after a newer one.
+        """
+        if (settings := self._settings()) is self._applied:
+            return settings
         async with self._lock:
+            settings = self._settings()  # they may have changed while another revision was applied
             people = list_configured_people(settings, local_user=self._local_user)
             events = await plan_people_update(
                 self._store,
@@ -56,6 +73,7 @@ class PeopleRegistry:
                 self._log.info("identity.linked", person=event.person, identity=event.identity, by="config")
             elif event.action is PeopleAction.UNLINKED:
                 self._log.info("identity.unlinked", person=event.person, identity=event.identity, by="config")
+        return settings
 
     async def link_identity(
         self, identity: str, name: str, *, proof: IdentityProof, by: str, since: float | None = None
@@ -73,41 +91,63 @@ class PeopleRegistry:
         self._log.info("identity.linked", person=person.id, identity=identity, by=by)
         return (await self._store.get_people()).persons[person.id]
 
-    async def confirm_identity(self, identity: str, *, proof: IdentityProof, by: str) -> None:
-        """Record a proof for an identity that stays with its person."""
+    async def admit_identity(self, identity: str, name: str, *, by: str, list_writes: ListWrites) -> None:
+        """Record that an operator admitted an identity; as the person that `name` means, if one is given. An earlier
+        proof of the same person stays. `list_writes` returns the grant, which belongs into the same commit.
+        """
 
-        await update_people(
-            self._store,
-            chance=self._chance,
-            at=self._clock.now(),
-            by=by,
-            plan=lambda planner: planner.link_identity(identity, planner.get_person(identity), proof),
+        def plan(directory: PeopleDirectory, new_id: Callable[[], str], at: float) -> Sequence[PeopleEvent]:
+            planner = PeoplePlanner(directory, new_id=new_id, at=at, by=by)
+            known, person = directory.identities.get(identity), directory.resolve_name(name) if name else None
+            if name and person is None:
+                raise _build_unknown_person(name, directory)
+            if person is None or (known is not None and known.person == person.id):
+                planner.prove_identity(identity, IdentityProof.PAIRED)
+            elif known is not None and known.proof in (IdentityProof.CONFIG, IdentityProof.TOKEN):
+                raise InvalidRequest(
+                    f"{identity} is {directory.find_label(identity)} by config.yaml",
+                    remedy="change it there, under people",
+                )
+            else:
+                planner.link_identity(identity, person.id, IdentityProof.PAIRED)
+            return planner.events
+
+        await plan_people_update(
+            self._store, chance=self._chance, at=self._clock.now(), plan=plan, list_writes=list_writes
         )
 
-    async def join_identities(self, identity: str, other: str, *, by: str) -> PersonRecord:
-        """Make one person of the people behind two identities. The person with a label stays."""
-        people = await self._store.get_people()
-        if people.find_label(identity) and people.find_label(other) and not people.is_same_person(identity, other):
-            raise InvalidRequest(
-                f"{identity} is {people.find_label(identity)} and {other} is {people.find_label(other)}",
-                remedy="an operator can change that with `everhold people link`",
-            )
-        for one in (identity, other):
-            if people.find_label(one) and not people.find_proven_label(one):
-                raise InvalidRequest(
-                    f"there is no proof that {one} is {people.find_label(one)}",
-                    remedy="an operator can prove it with `everhold people link`",
-                )
-        if people.find_label(other):
-            identity, other = other, identity
-        await update_people(
-            self._store,
-            chance=self._chance,
-            at=self._clock.now(),
-            by=by,
-            plan=lambda planner: planner.join_people(
-                planner.get_person(identity), planner.get_person(other), IdentityProof.LINKED, proven=(other,)
-            ),
+    async def revoke_identity(self, identity: str, *, by: str, list_writes: ListWrites) -> None:
+        """Take back what `admit_identity` recorded. `list_writes` returns the end of the grant."""
+
+        def plan(directory: PeopleDirectory, new_id: Callable[[], str], at: float) -> Sequence[PeopleEvent]:
+            planner = PeoplePlanner(directory, new_id=new_id, at=at, by=by)
+            known = directory.identities.get(identity)
+            if known is not None and known.proof == IdentityProof.PAIRED:
+                planner.unlink_identity(identity)
+            return planner.events
+
+        await plan_people_update(
+            self._store, chance=self._chance, at=self._clock.now(), plan=plan, list_writes=list_writes
+        )
+
+    async def join_identities(
+        self, identity: str, other: str, *, by: str, list_writes: ListWrites | None = None
+    ) -> PersonRecord:
+        """Make one person of the people behind two identities. The person with a label stays. `list_writes` returns
+        what belongs into the same commit.
+        """
+
+        def plan(directory: PeopleDirectory, new_id: Callable[[], str], at: float) -> Sequence[PeopleEvent]:
+            _require_joinable(directory, identity, other)
+            planner = PeoplePlanner(directory, new_id=new_id, at=at, by=by)
+            stays, joins = (other, identity) if directory.find_label(other) else (identity, other)
+            person = planner.get_person(stays)
+            planner.prove_identity(stays, IdentityProof.LINKED)
+            planner.join_people(person, planner.get_person(joins), IdentityProof.LINKED, proven=(joins,))
+            return planner.events
+
+        await plan_people_update(
+            self._store, chance=self._chance, at=self._clock.now(), plan=plan, list_writes=list_writes
         )
         found = (await self._store.get_people()).find_person(identity)
         assert found is not None, "the link was committed"
@@ -162,6 +202,22 @@ class PeopleRegistry:
         made = (await self._store.get_people()).find_person(name)
         assert made is not None, "the identity was committed"
         return made
+
+
+def _require_joinable(people: PeopleDirectory, identity: str, other: str) -> None:
+    """Refuse to join two people with names, and to join by a name that an identity has no proof of."""
+    labels = {one: people.find_label(one) for one in (identity, other)}
+    if all(labels.values()) and not people.is_same_person(identity, other):
+        raise InvalidRequest(
+            f"{identity} is {labels[identity]} and {other} is {labels[other]}",
+            remedy="an operator can change that with `everhold people link`",
+        )
+    for one, label in labels.items():
+        if label and not people.find_proven_label(one):
+            raise InvalidRequest(
+                f"there is no proof that {one} is {label}",
+                remedy="an operator can prove it with `everhold people link`",
+            )
 
 
 def _discard(_: object) -> None: ...

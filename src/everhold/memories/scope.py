@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from everhold.core.peers import MAX_PEERS, make_safe_id
 from everhold.core.people import PERSON_MEMBER, PresentAudience, build_present, can_hear as can_hear_audience
@@ -107,11 +107,27 @@ def list_peer_choices(audience: Sequence[str], peers_of: Mapping[str, Sequence[s
     return [{}, *({person: peer} for peer in peers_of.get(person, ()))]
 
 
-def list_present_names(present: PresentAudience, peers: Mapping[str, Sequence[str]]) -> list[tuple[str, bool]]:
-    """Return what stood for the people present in names, and whether it stands for a single person."""
+class PresentName(NamedTuple):
+    """What stands for the people present in the name of a place."""
+
+    who: str
+    is_person: bool
+    """It stands for a single person."""
+    since: float = 0.0
+    """What is older may be somebody else's."""
+
+
+def list_present_names(present: PresentAudience, peers: Mapping[str, Sequence[str]]) -> list[PresentName]:
+    """Return what stood for the people present in names."""
     if own := list_person_peers(present, peers):
-        return [(peer, True) for peer in own]
-    return [(hash_audience(audience) or "nobody", False) for audience in list_audiences(present)]
+        return [PresentName(peer, True, _find_peer_start(peer, present, peers)) for peer in own]
+    return [PresentName(hash_audience(audience) or "nobody", False) for audience in list_audiences(present)]
+
+
+def _find_peer_start(peer: str, present: PresentAudience, peers: Mapping[str, Sequence[str]]) -> float:
+    """Return from when on everything of a peer is the only person's: the start of the latest identity that has it."""
+    identities = {one.member.removeprefix(PERSON_MEMBER): one.since for one in present.groups[0]}
+    return max(since for identity, since in identities.items() if peer in (peers.get(identity) or (identity,)))
 
 
 def expand_template(template: str, *, agent: str, who: str, is_person: bool) -> tuple[str, ...]:

@@ -12,11 +12,13 @@ from everhold.testing.gateway import RecordingLogger
 from everhold.testing.services.hindsight import HindsightService
 from tests.memories.hindsight.conftest import Make
 from tests.memories.memory_items import (
+    AT,
     confirm,
     deliver,
     forget,
     make_batch,
     make_exchange,
+    make_linked_present,
     make_note,
     make_query,
     make_retraction,
@@ -198,6 +200,17 @@ async def test_the_tools_have_the_vendor_s_names_and_work(memory: HindsightMemor
         for name in ("hindsight_recall", "hindsight_reflect"):
             assert "grow" not in read_tool(await run[name]({"query": "tea"}, make_tool_context(who, group)))
     assert (await run["hindsight_recall"]({}, make_tool_context())).error
+
+
+@pytest.mark.parametrize(("since", "shown"), [(0.0, True), (AT * 2, False)])
+async def test_a_reflection_uses_nothing_of_a_nick_that_was_somebody_elses_before(
+    make: Make, since: float, shown: bool
+) -> None:
+    memory = make(bank="all")
+    run = {tool.spec.name: tool.run for tool in memory.tools()}
+    await memory.store(make_batch(make_exchange(1, "I grow tea", who="irc:ada")))
+    context = structs.replace(make_tool_context(), present=make_linked_present("irc:ada", since))
+    assert ("grow" in read_tool(await run["hindsight_reflect"]({"query": "tea"}, context))) is shown
 
 
 async def test_forgetting_deletes_documents_and_names_the_rest(

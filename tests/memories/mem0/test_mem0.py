@@ -14,11 +14,13 @@ from everhold.testing.services.embeddings import EmbeddingsService
 from everhold.testing.services.mem0 import Mem0Service
 from tests.memories.mem0.conftest import Make
 from tests.memories.memory_items import (
+    AT,
     confirm,
     deliver,
     forget,
     make_batch,
     make_exchange,
+    make_linked_present,
     make_note,
     make_query,
     make_retraction,
@@ -148,6 +150,22 @@ async def test_recall_stays_within_its_audience(make: Make, service: Mem0Service
         "an old secret",
     ]
     assert await each.find(make_query("secret")) == []
+
+
+@pytest.mark.parametrize(("since", "count"), [(0.0, 1), (AT * 2, 0)])
+async def test_what_another_program_stored_for_a_nick_is_its_persons_from_the_link_on(
+    make: Make, service: Mem0Service, since: float, count: int
+) -> None:
+    service.state.memories["theirs"] = {
+        "id": "theirs",
+        "memory": "an old secret",
+        "user_id": "irc-ada",
+        "metadata": {},
+        "created_at": None,
+    }
+    present = make_linked_present("irc:ada", since)
+    query = make_query("secret", present=present, peers={"irc:ada": ("irc-ada",)})
+    assert len(await make(user="{person}").find(query)) == count
 
 
 async def test_the_tools_have_the_vendor_s_names_and_work(memory: Mem0Memory) -> None:

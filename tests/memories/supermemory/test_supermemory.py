@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.memories.scope import make_document_id
@@ -10,11 +11,13 @@ from everhold.memories.supermemory.provider import SupermemoryMemory
 from everhold.ports.memory import MemoryBatch
 from everhold.testing.services.supermemory import SupermemoryService
 from tests.memories.memory_items import (
+    AT,
     confirm,
     deliver,
     forget,
     make_batch,
     make_exchange,
+    make_linked_present,
     make_note,
     make_query,
     make_retraction,
@@ -36,6 +39,22 @@ async def test_every_exchange_and_note_is_one_document(memory: SupermemoryMemory
     assert remotes == {"s1:1": first["id"], "s1:5:note": second["id"]}
     assert {ns for ns, _ in service.state.documents} == {"main"}
     assert list(await memory.probe(whole)) == ["s1:1", "s1:5:note"]
+
+
+async def test_what_another_program_stored_for_a_nick_is_its_persons_from_the_link_on(
+    make: Make, service: SupermemoryService
+) -> None:
+    memory = make(namespace="{person}")
+    await memory.store(make_batch(make_exchange(1, "I grow tea", who="irc:ada")))
+    (document,) = service.state.documents.values()
+    document["metadata"] = {}  # as if another program had stored it
+    whole = memory.list_present_namespaces
+    for since, shown in ((0.0, True), (AT * 2, False)):
+        present = make_linked_present("irc:ada", since)
+        found = await memory.find(make_query("tea", present=present))
+        assert any("tea" in hit.text for hit in found) is shown
+        context = structs.replace(make_tool_context(), present=present)
+        assert (len(whole(context)) == 2) is shown, "a profile does not say how old it is"
 
 
 @pytest.mark.parametrize("how", ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty", "twice"])

@@ -146,6 +146,10 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
             verb = "would be remembered" if report.dry else "remembered"
             count = format_count(number, "entry", "entries")
             screen.print_line(f"  {format_one_line(name)}: {count} {verb} for {format_one_line(report.owner)} alone")
+    if report.facts_moved:
+        verb = "would be moved" if report.dry else "moved"
+        count = format_count(report.facts_moved, "entry", "entries")
+        screen.print_line(f"  {count} of memory files {verb} from another person to {format_one_line(report.owner)}")
     _print_list(screen, "people in memory services", report.peers)
     _print_list(screen, "settings", report.settings.written)
     _print_list(screen, "already set here, not changed", report.settings.kept)

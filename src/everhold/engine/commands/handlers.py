@@ -477,7 +477,7 @@ async def use_memory(request: CommandRequest, arguments: ParsedSubcommand) -> Co
         request.heard,
         arguments,
         rights=ForgetRights(
-            own_authors=None if request.cell.allows_others(request.role) else await request.list_own_authors(),
+            sender="" if request.cell.allows_others(request.role) else request.entry.author.removeprefix(PERSON_MEMBER),
             refusal=request.explain_refusal(
                 "Taking back another person's note", request.cell.others or PersonRole.OWNER
             ),

@@ -12,7 +12,7 @@ from msgspec import Struct
 from everhold.core.commands import ParsedSubcommand
 from everhold.core.entries import Entry, EntryBody, EntryKind, Heard, Noted, Said, Stamp, Thought
 from everhold.core.facts import Fact, find_maker, match_facts, render_fact_list
-from everhold.core.people import can_hear
+from everhold.core.people import PERSON_MEMBER, can_hear
 from everhold.core.provenance import join_all_text
 from everhold.core.recall import RecallRecord, list_cited_places, render_recall_record, render_search_results
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
@@ -35,8 +35,8 @@ MEMORY_USAGE: Final = (
 class ForgetRights(Struct, frozen=True, kw_only=True):
     """Whose notes and facts the sender may take back."""
 
-    own_authors: Collection[str] | None = None
-    """The authors that are the sender, if only their notes may be taken back; None: all."""
+    sender: str = ""
+    """The identity of the sender, if only their own notes may be taken back; empty: all."""
     refusal: str = ""
     """What the sender is told about notes of others."""
 
@@ -81,7 +81,7 @@ async def run_memory_command(
         case "":
             facts = await _list_facts(runtime, session, heard.stamp)
             notes = [
-                f"- {note.text}" for _, _, note in (await _list_notes(store, session, heard.stamp))[-MAX_LISTED_NOTES:]
+                f"- {note.text}" for _, note in (await _list_notes(store, session, heard.stamp))[-MAX_LISTED_NOTES:]
             ]
             lately = ["Recent notes in this session:", *notes] if notes else []
             return (), "\n".join([f"Facts:\n{render_fact_list(facts)}", *lately, MEMORY_USAGE])
@@ -110,6 +110,7 @@ async def _forget_matching(
     found = [
         (
             find_maker(fact.author, fact.stamp),
+            fact.at,
             Noted(
                 text=fact.text,
                 action="remove",
@@ -123,24 +124,29 @@ async def _forget_matching(
     ]
     found += [
         (
-            find_maker(author, note.stamp),
-            Noted(text=note.text, action="remove", supersedes=seq, tags=note.tags, stamp=stamp),
+            find_maker(entry.author, note.stamp),
+            entry.at,
+            Noted(text=note.text, action="remove", supersedes=entry.seq, tags=note.tags, stamp=stamp),
         )
-        for seq, author, note in await _list_notes(store, session, stamp)
+        for entry, note in await _list_notes(store, session, stamp)
         if rest in note.text
     ]
     if not found:
         return (), "No fact or note contains that. Messages stay in the log; /undo takes back turns."
-    own = rights.own_authors
-    removed = tuple(note for maker, note in found if own is None or maker in own)
+    people = await store.get_people()
+    removed = tuple(
+        note
+        for maker, at, note in found
+        if not rights.sender or people.belongs_to(maker.removeprefix(PERSON_MEMBER), rights.sender, at=at)
+    )
     refusal = rights.refusal if len(removed) < len(found) else ""
     lines = "\n".join(["Taken back:", *(f"- {note.text}" for note in removed)]) if removed else ""
     return removed, "\n".join(filter(None, (lines, refusal)))
 
 
-async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int, str, Noted]]:
+async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[Entry, Noted]]:
     """Return the notes of this session that everybody present may see, that are not facts, and that were not taken
-    back: seq, author and note.
+    back: entry and note.
     """
     noted = [
         (entry, entry.body)
@@ -150,7 +156,7 @@ async def _list_notes(store: Store, session: Session, stamp: Stamp) -> list[tupl
     taken = {note.supersedes for _, note in noted}
     present = (await store.get_people()).expand_audience(stamp.audience)
     return [
-        (entry.seq, entry.author, note)
+        (entry, note)
         for entry, note in noted
         if not note.fact
         and note.action != "remove"

@@ -356,7 +356,7 @@ class JobWorker:
             return (), None
         thought = await self._ask_model(runtime, request, session)
         stamps = {
-            entry.seq: entry.body.stamp
+            entry.seq: (entry.body.stamp, entry.at)
             for exchange in view.turns
             for entry in (*exchange.heard, *exchange.steps)
             if isinstance(entry.body, Heard | Said)
@@ -487,6 +487,7 @@ async def find_contradicting_entry(store: Store, session: str, text: str) -> int
     return None
 
 
-def _merge_stamps(stamps: dict[int, Stamp], cites: tuple[int, ...], people: PeopleDirectory) -> Stamp:
+def _merge_stamps(stamps: dict[int, tuple[Stamp, float]], cites: tuple[int, ...], people: PeopleDirectory) -> Stamp:
     """Return the stamp of a note: that of the last cited entry, with the audience that heard all cited entries."""
-    return merge_audiences(stamps[cites[-1]], [stamps[seq].audience for seq in cites], people)
+    cited = [stamps[seq] for seq in cites]
+    return merge_audiences(cited[-1][0], [(stamp.audience, at) for stamp, at in cited], people)

@@ -1,4 +1,6 @@
-"""Imports memory files as facts: one note for each entry, in a session of their own. Repeated imports add nothing."""
+"""Imports memory files as facts: one note for each entry, in a session of their own. Repeated imports add nothing.
+An import with another owner moves the facts to that person.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from everhold.core import memory_files
 from everhold.core.access import compute_audience
 from everhold.core.address import derive_address
-from everhold.core.entries import EntryDraft, Noted, Stamp, strip_surrogates
+from everhold.core.entries import Entry, EntryDraft, Noted, Stamp, strip_surrogates
 from everhold.core.facts import MAX_FACT_CHARS, build_fact_id
 from everhold.core.ids import make_session_id
 from everhold.errors import NotFound
@@ -23,11 +27,12 @@ NOTES_CHAT: Final = "memory-files"
 
 
 class FactImportResult:
-    """How many entries were noted, and how many were known."""
+    """How many entries were noted, how many were known, and how many moved to another owner."""
 
     def __init__(self) -> None:
         self.added = 0
         self.known = 0
+        self.moved = 0
 
 
 async def import_facts(
@@ -39,21 +44,30 @@ async def import_facts(
     owner: str,
     at: float,
     source: str,
+    moves: bool = False,
 ) -> FactImportResult:
     """Note the entries of a memory file. `target` is what the facts are about. Only `owner`, an identity, sees
-    them.
+    them. With `moves`, entries that an earlier import gave to another person are taken back there.
     """
     done = FactImportResult()
     place = derive_address(agent=agent, platform=IMPORTED_PLATFORM, account="", kind="dm", chat=f"{NOTES_CHAT}/{owner}")
     address = str(place)
     session = await store.resolve_address(address)
     stamp = Stamp(person=owner, audience=compute_audience(place, owner), address=address)
+    people = await store.get_people()
     for text in texts:
         text = strip_surrogates(text.strip())[0]
-        key = build_note_key(agent, target, text)
-        if not text or await store.find_entry_place(key) is not None:
-            done.known += bool(text)
+        if not text:
             continue
+        key, earlier = await _find_latest_note(store, build_note_key(agent, target, text))
+        if earlier is not None:
+            note = earlier.body
+            # An erased entry stays erased.
+            if not moves or not isinstance(note, Noted) or people.is_same_person(note.stamp.person, owner):
+                done.known += 1
+                continue
+            await _take_back_note(store, earlier, note, key=f"{key}:moved", at=at)
+            done.moved += 1
         opens = None
         if session is None:
             session = make_session_id(at, hashlib.blake2b(address.encode(), digest_size=10).digest())
@@ -66,8 +80,30 @@ async def import_facts(
         )
         draft = EntryDraft(body=note, author="system", dedup=key)
         await store.commit(Change(step=Step.NOTE, session=session, at=at, opens=opens, entries=(draft,)))
-        done.added += 1
+        done.added += earlier is None
     return done
+
+
+async def _find_latest_note(store: SqliteStore, key: str) -> tuple[str, Entry | None]:
+    """Return the key for the next note of an entry of a memory file, and the latest one; None if there is none.
+
+    An entry has one note for each owner that imports gave it to, in this order.
+    """
+    latest, number = None, 1
+    next_key = key
+    while (found := await store.find_entry_place(next_key)) is not None:
+        latest, number = found, number + 1
+        next_key = f"{key}/{number}"
+    return next_key, None if latest is None else await store.get_entry(latest[0], latest[1])
+
+
+async def _take_back_note(store: SqliteStore, entry: Entry, note: Noted, *, key: str, at: float) -> None:
+    """Take back a note in the session of its owner. The key makes it happen once, also after a crash."""
+    if await store.find_entry_place(key) is not None:
+        return
+    removal = structs.replace(note, action="remove", supersedes=entry.seq)
+    draft = EntryDraft(body=removal, author="system", dedup=key)
+    await store.commit(Change(step=Step.NOTE, session=entry.session, at=at, entries=(draft,)))
 
 
 def build_note_key(agent: str, target: str, text: str) -> str:

@@ -54,6 +54,8 @@ class ImportReport:
     """Number of messages in the source, by agent."""
     facts: dict[str, int] = field(default_factory=dict)
     facts_known: int = 0
+    facts_moved: int = 0
+    """Entries of memory files that an earlier import had given to another person."""
     owner: str = ""
     """The identity to which the memory files belong; empty if several people could be meant."""
     candidates: list[str] = field(default_factory=list)
@@ -381,9 +383,11 @@ async def _import_facts(run: _ImportRun, profile: HermesProfile) -> None:
             owner=report.owner,
             at=run.job.now,
             source=name,
+            moves=bool(run.job.owner),
         )
         report.facts[place] = done.added
         report.facts_known += done.known
+        report.facts_moved += done.moved
 
 
 def _build_owner_command(run: _ImportRun, identity: str) -> str:
@@ -416,8 +420,16 @@ async def _import_markdown(run: _ImportRun, source: Path) -> None:
         by_file.setdefault(name, []).append(passage)
     for name, texts in by_file.items():
         done = await notes.import_facts(
-            run.store, agent=agent, target="memory", texts=texts, owner=report.owner, at=job.now, source=name
+            run.store,
+            agent=agent,
+            target="memory",
+            texts=texts,
+            owner=report.owner,
+            at=job.now,
+            source=name,
+            moves=bool(job.owner),
         )
+        report.facts_moved += done.moved
         report.facts[f"{agent}: {name}"] = done.added
         report.facts_known += done.known
 
@@ -431,6 +443,7 @@ def convert_report_to_json(report: ImportReport) -> dict[str, Any]:
         "agents": {name: {**vars(tally), "rows": report.rows.get(name, 0)} for name, tally in report.agents.items()},
         "facts": report.facts,
         "facts_known": report.facts_known,
+        "facts_moved": report.facts_moved,
         "owner": report.owner,
         "owner_candidates": report.candidates,
         "commands": report.commands,

@@ -312,7 +312,7 @@ class HindsightMemory:
 
     def list_present_banks(self, present: PresentAudience, peers: Mapping[str, Sequence[str]], name: str) -> list[str]:
         """Return the banks that may hold what the people present may see."""
-        return list(dict.fromkeys(self._fill_bank(who, name) for who, _ in list_present_names(present, peers)))
+        return list(dict.fromkeys(self._fill_bank(it.who, name) for it in list_present_names(present, peers)))
 
     def get_bank(self, audience: Sequence[str], name: str, peers: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the bank of an audience."""

@@ -131,7 +131,7 @@ async def _run_recall(memory: HindsightMemory, arguments: dict[str, Any], contex
 
 
 async def _run_reflect(memory: HindsightMemory, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
-    present = get_present(context)
+    present = get_present(context).drop_reused_ids()
     name = memory.session_names.get(context.session, context.session)
     texts = []
     for bank in memory.list_present_banks(present, context.peers, name):

@@ -193,37 +193,38 @@ class Mem0Memory:
             return ()
         text, limit = query.text.strip(), max(1, min(100, query.limit))
         present, found = get_present(query), dict[str, dict[str, Any]]()
-        for user, marks, is_private in self._list_questions(query):
+        for user, marks, is_private, since in self._list_questions(query):
             for one in await self.backend.search(text, user=user, marks=marks, limit=limit):
-                if is_private or can_hear(present, _get_metadata(one), _get_time(one)):
+                heard = is_private or can_hear(present, _get_metadata(one), _get_time(one))
+                if heard and self._can_hear(one, query, since=since):
                     found.setdefault(str(one.get("id")), one)
         person = get_only_person(query.audience)
-        return [_to_memory_hit(one, person) for one in found.values() if self._can_hear(one, query)]
+        return [_to_memory_hit(one, person) for one in found.values()]
 
-    def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str], bool]]:
-        """Return (user_id, marks that a hit must have, whether everything under the user_id is the person's) for each
-        search. With one user_id per person, everything filed under it is theirs.
+    def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str], bool, float]]:
+        """Return (user_id, marks that a hit must have, whether everything under the user_id is the person's, start of
+        its time) for each search. With one user_id per person, everything filed under it is theirs.
         """
-        present, asked = get_present(query), dict[tuple[str, str], tuple[str, dict[str, str], bool]]()
+        present, asked = get_present(query), dict[tuple[str, str], tuple[str, dict[str, str], bool, float]]()
         all_marks = [build_audience_marks(audience) for audience in list_audiences(present)]
-        for who, is_person in list_present_names(get_present(query), query.peers):
+        for who, is_person, since in list_present_names(get_present(query), query.peers):
             user, *before = self._expand_user(who, is_person=is_person)
             private = self._has_private_user(query)
             places = [(user, {}, True)] if private else [(user, marks, False) for marks in all_marks]
             places += [(shared, marks, False) for shared in before for marks in all_marks]
             for place in places:
-                asked.setdefault((place[0], " ".join(place[1])), place)
+                asked.setdefault((place[0], " ".join(place[1])), (*place, since))
         return list(asked.values())[:MAX_PEERS]
 
     def _has_private_user(self, query: MemoryQuery) -> bool:
         return bool(get_only_person(query.audience)) and "{person}" in self.settings.user
 
-    def _can_hear(self, memory: Mapping[str, Any], query: MemoryQuery) -> bool:
+    def _can_hear(self, memory: Mapping[str, Any], query: MemoryQuery, *, since: float) -> bool:
         about = _get_metadata(memory)
         if not about.get("everhold"):
             # Not written by everhold, or by an early version: it belongs to the user it is filed under, who is alone
             # here.
-            return self._has_private_user(query)
+            return self._has_private_user(query) and _get_time(memory) >= since
         return can_hear(get_present(query), about, _get_time(memory)) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )

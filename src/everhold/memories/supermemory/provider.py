@@ -170,25 +170,25 @@ class SupermemoryMemory:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
         present, found, ids = get_present(query), [], set[str]()
-        for ns, marks in self._list_questions(query):
+        for ns, marks, since in self._list_questions(query):
             for one in await self._search_namespace(ns, query, marks):
                 heard = not marks or can_hear(present, one.metadata or {}, _get_time(one))
-                if heard and one.id not in ids and self._can_hear(one, query):
+                if heard and one.id not in ids and self._can_hear(one, query, since=since):
                     ids.add(one.id)
                     found.append(one)
         return [_to_memory_hit(one, get_only_person(query.audience)) for one in found]
 
-    def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str]]]:
-        """Return (namespace, marks that a hit must have) for each search. If several people share a namespace, it is
+    def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str], float]]:
+        """Return (namespace, marks that a hit must have, start of its time) for each search. If several people share a namespace, it is
         filtered by audience, so that hits which must not be shown do not displace the others.
         """
-        asked: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
+        asked: dict[tuple[str, str], tuple[str, dict[str, str], float]] = {}
         all_marks = [build_audience_marks(audience) for audience in list_audiences(get_present(query))]
-        for who, is_person in list_present_names(get_present(query), query.peers):
+        for who, is_person, since in list_present_names(get_present(query), query.peers):
             ns, *before = self._expand_namespace(who, is_person=is_person)
             own: list[dict[str, str]] = [{}] if "{person}" in self.settings.namespace else all_marks
             for place in [*((ns, marks) for marks in own), *((it, marks) for it in before for marks in all_marks)]:
-                asked.setdefault((place[0], " ".join(place[1])), place)
+                asked.setdefault((place[0], " ".join(place[1])), (*place, since))
         return list(asked.values())[:MAX_PEERS]
 
     async def _search_namespace(
@@ -214,13 +214,14 @@ class SupermemoryMemory:
         results: Sequence[Any] = answer.results
         return results
 
-    def _can_hear(self, result: Any, query: MemoryQuery) -> bool:
+    def _can_hear(self, result: Any, query: MemoryQuery, *, since: float) -> bool:
         about = result.metadata or {}
         if not (result.memory or result.chunk):
             return False
         if not about.get("everhold"):
             # Not written by everhold, or by an early version: it belongs to the only person of this namespace.
-            return bool(get_only_person(query.audience)) and "{person}" in self.settings.namespace
+            is_private = bool(get_only_person(query.audience)) and "{person}" in self.settings.namespace
+            return is_private and _get_time(result) >= since
         return can_hear(get_present(query), about, _get_time(result)) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
@@ -335,9 +336,9 @@ class SupermemoryMemory:
         return self._expand_namespace(name_audience(audience, peers), is_person=bool(get_only_person(audience)))
 
     def list_present_namespaces(self, context: ToolContext) -> list[str]:
-        """Return the namespaces that only the people present have."""
-        names = list_present_names(get_present(context), context.peers)
-        return list(dict.fromkeys(self._expand_namespace(who, is_person=is_person)[0] for who, is_person in names))
+        """Return the namespaces that only the people present have and always had."""
+        names = list_present_names(get_present(context).drop_reused_ids(), context.peers)
+        return list(dict.fromkeys(self._expand_namespace(it.who, is_person=it.is_person)[0] for it in names))
 
     def _expand_namespace(self, who: str, *, is_person: bool) -> tuple[str, ...]:
         template = self.settings.namespace
