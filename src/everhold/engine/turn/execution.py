@@ -332,9 +332,14 @@ class TurnExecution:
             self.state, task = advance_turn(self.state, event, effects, self._list_refusals())
             match task:
                 case AskModel():
-                    if (ending := self._check_rights() or await self._check_people()) is not None:
+                    if (ending := self._check_rights()) is not None:
                         return await self._finish_turn(ending)
-                    event = await self._check_inbox() or await self._ask_model()
+                    if (cut := await self._check_inbox()) is not None:
+                        event = cut
+                    elif (ending := await self._check_people()) is not None:
+                        return await self._finish_turn(ending)
+                    else:
+                        event = await self._ask_model()
                 case RecordBodies(bodies):
                     event = await self._commit_bodies(bodies)
                 case RunTool():
@@ -345,7 +350,7 @@ class TurnExecution:
                     await self._wait_for_model(task)
                     return False
                 case FinishTurn():
-                    return await self._finish_turn(await self._check_people() or task)
+                    return await self._finish_turn(await self._withhold_reply(task) or task)
 
     def _list_refusals(self) -> dict[str, str]:
         """Return the tools that this turn may not use, by whose words it took and by their roles. Both are in the log,
@@ -375,13 +380,27 @@ class TurnExecution:
         if not parted:
             return None
         if await is_foreign_session(self.store, self.session, people, parted):
-            return FinishTurn(ended=Ended(outcome="stopped", reason=PARTED_REASON), notice=PARTED_NOTICE)
+            ended = Ended(outcome="stopped", reason=PARTED_REASON, usage=self.state.usage)
+            return FinishTurn(ended=ended, notice=PARTED_NOTICE)
         began = self.steps[0].body
         epoch = began.people if isinstance(began, Began) else 0
         if any(people.has_parted_since(identity, epoch) for identity in parted):
             self.own_upto_seq = None  # the messages are pending again, so the cursor stays due
-            return FinishTurn(ended=Ended(outcome="released", reason=PARTED_REASON))
+            return FinishTurn(ended=Ended(outcome="released", reason=PARTED_REASON, usage=self.state.usage))
         return None
+
+    async def _withhold_reply(self, task: FinishTurn) -> FinishTurn | None:
+        """Return how to end the turn without its reply if the people changed; None if it ends as planned.
+
+        A turn that was stopped or failed ends as planned: it shows nothing of its context, and who stopped it wants no
+        other answer. The cost of the withheld answer is booked.
+        """
+        ending = await self._check_people() if task.reply else None
+        if ending is None:
+            return None
+        spent = sum((body.usage for body in task.bodies if isinstance(body, Thought)), ModelUsage())
+        ended = msgspec.structs.replace(ending.ended, usage=task.ended.usage)
+        return msgspec.structs.replace(ending, ended=ended, abandoned_usage=spent)
 
     async def _check_inbox(self) -> TurnEvent | None:
         """Check the inbox between two steps: the turn may be stopped, or take messages that steer it."""
