@@ -16,6 +16,7 @@ from everhold.core.entries import ChatLocation
 from everhold.core.memory_pacing import parse_write_setting
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.gates import Wakeups
+from everhold.engine.memory.peers import build_peer_registry
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.ingress.accept import MessageAcceptor
@@ -321,7 +322,12 @@ class SimHost:
         supervisor = parts.supervisor(
             gates, runtimes=runtimes, wakeups=wakeups, poll_seconds=self.world.profile.poll, on_text=grew
         )
-        accept = parts.accept(gates, admit=people.admit_message, wakeups=wakeups)
+        accept = parts.accept(
+            gates,
+            admit=people.SimAdmission(gates.store, seed=self.world.seed),
+            wakeups=wakeups,
+            peers=build_peer_registry(gates, runtimes),
+        )
         self.supervisors[process.name] = supervisor
         process.workers = supervisor.tasks
         erasures = self.world.disk.with_name("erasures.log")

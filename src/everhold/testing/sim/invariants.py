@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import apsw
 import msgspec
 
-from everhold.core.entries import Erased, Heard
+from everhold.core.entries import Began, EntryKind, Erased, Heard, Said, Took, decode_body
+from everhold.core.people import PERSON_MEMBER
 from everhold.errors import Overloaded, Transient
-from everhold.ports.store import Change, Claim, CommitResult
+from everhold.ports.memory import MemoryQuery
+from everhold.ports.store import Change, Claim, CommitResult, Step
+from everhold.testing.sim.people_record import PeopleRecord
 from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ SECRET_PATTERN: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
 
 TOLERANCE_SECONDS: Final = 0.05
 """The allowed difference between clocks and commits."""
+PEOPLE_GRACE_SECONDS: Final = 1.0
+"""How long after a change of people a commit or a request may follow that was decided before it."""
 ERASURE_GRACE_SECONDS: Final = 45.0
 """How long after an erasure a request may arrive that was in progress when the erasure was committed."""
 
@@ -73,6 +78,7 @@ class InvariantWitness:
         self.erased: dict[str, float] = {}
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
+        self.people = PeopleRecord(world)
         self.linked: list[str] = []
         """Identities whose link was confirmed to the operator."""
         self.on_commit: list[Callable[[Change], None]] = []
@@ -100,6 +106,7 @@ class InvariantWitness:
         """Reopen the database after a power cut. No process holds a cursor any more."""
         self._connection = self._open_connection()
         self._pos = self._connection.execute("select max(pos) from entries").get or 0
+        self.people.drop_lost(self._connection)
         self.holders.clear()
 
     def _open_connection(self) -> apsw.Connection:
@@ -129,6 +136,8 @@ class InvariantWitness:
         self._check_one_session(change)
         self._check_holder(process, change)
         self._record_mandatory_wait(change)
+        self.people.read_events(self._connection)
+        self._check_reply_after_unlink(process, change)
         for callback in self.on_commit:
             callback(change)
         if done.duplicate:
@@ -184,6 +193,53 @@ class InvariantWitness:
         at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
         if before[0] == process.name and (claim.name, before[1]) in at_work:
             self.report_problem(f"{process.name} took {claim.consumer} of {claim.session} from its own running worker")
+
+    # -- people
+
+    def _has_just_woken(self, process: str) -> bool:
+        """Return whether a process was stalled a moment ago, so that it may act on what it read before."""
+        return self.world.loop.time() - self.world.woke_at.get(process, float("-inf")) < PEOPLE_GRACE_SECONDS
+
+    def _check_reply_after_unlink(self, process: SimProcess, change: Change) -> None:
+        """Check that no turn replies that began before an unlink of one of its senders."""
+        if change.step is not Step.END or not any(isinstance(draft.body, Said) for draft in change.entries):
+            return
+        epoch, senders = self._read_turn(change.session, change.op or 0)
+        for parting in self.people.partings:
+            late = self.world.loop.time() - parting.at > PEOPLE_GRACE_SECONDS and not self._has_just_woken(process.name)
+            if parting.n > epoch and late and senders & parting.identities:
+                names = ", ".join(sorted(senders & parting.identities))
+                self.report_problem(
+                    f"turn {change.op} of {change.session} replied, although {names} was unlinked while it ran"
+                )
+
+    def _read_turn(self, session: str, op: int) -> tuple[int, set[str]]:
+        """Return the epoch of the people at the beginning of a turn, and the identities whose messages it took."""
+        epoch, takes = 0, []
+        for kind, body in self._connection.execute(
+            "select kind, body from entries where session = ? and op = ? and kind in ('began', 'took')", (session, op)
+        ):
+            match decode_body(EntryKind(kind), body):
+                case Began(people=people, takes=taken):
+                    epoch, takes = people, [*takes, *taken]
+                case Took(takes=taken):
+                    takes += taken
+        marks = ",".join("?" * len(takes))
+        rows = self._connection.execute(
+            f"select author from entries where session = ? and seq in ({marks})", (session, *takes)
+        )
+        return epoch, {author.removeprefix(PERSON_MEMBER) for (author,) in rows}
+
+    def check_present(self, query: MemoryQuery) -> None:
+        """Check that a search is for all identities of the people present, as they were when it was sent."""
+        sent = REQUEST_ORIGIN.get(NO_ORIGIN)
+        if self.world.woke_at.get(sent.process, float("-inf")) > sent.sent_at - PEOPLE_GRACE_SECONDS:
+            return
+        found = [frozenset(group) for group in query.present.groups]
+        for directory in self.people.list_directories_since(sent.sent_at - PEOPLE_GRACE_SECONDS):
+            if found == [frozenset(group) for group in directory.expand_audience(query.audience).groups]:
+                return
+        self.report_problem(f"a search for {query.audience} was sent for {query.present.list_members()}")
 
     # -- requested waits
 

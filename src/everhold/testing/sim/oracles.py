@@ -82,7 +82,7 @@ async def check_all(
     sessions = [session.id for session in await store.list_sessions(limit=1_000)]
     logs = {session: await store.list_entries(session) for session in sessions}
     thoughts = [e.body for log in logs.values() for e in log if isinstance(e.body, Thought)]
-    recalled = {digest for thought in thoughts for digest in (thought.recall, thought.why) if digest}
+    recalled = {digest for it in thoughts for digest in (it.recall, it.why, it.tools) if digest}
     facts = SimFacts(
         logs=logs,
         blobs={digest: blob for digest in sorted(recalled) if (blob := await store.get_blob(digest)) is not None},
@@ -180,6 +180,9 @@ def _kept(
         assert isinstance(entry.body, Heard)
         if entry.body.text not in update.text:
             yield f"{update.text!r} is in the log as {entry.body.text!r}"
+        identity = f"{update.origin.platform}:{update.sender}"
+        if (entry.author, entry.body.stamp.person) != (f"person:{identity}", identity):
+            yield f"{update.text!r} of {identity} is in the log as the words of {entry.author}"
 
 
 def check_callers(facts: SimFacts) -> Iterator[str]:
@@ -395,9 +398,15 @@ def check_model_requests(facts: SimFacts) -> Iterator[str]:
                         yield f"{session}: turn {entry.seq} pins compression {pinned}, but {newest} is valid"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
+            # the roles of the senders decide which of the tools are offered
+            offered = {tool["name"] for tool in msgspec.json.decode(facts.blobs.get(entry.body.tools, b"[]"))}
             try:
                 request = reference.reconstruct_request(
-                    facts.logs, entry, system=runtime.system, tools=tools, blobs=facts.blobs
+                    facts.logs,
+                    entry,
+                    system=runtime.system,
+                    tools=[it for it in tools if it.name in offered],
+                    blobs=facts.blobs,
                 )
             except reference.InexactReading:
                 continue

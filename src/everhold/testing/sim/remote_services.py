@@ -362,6 +362,7 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
 
         Erased items are left out: the forgetting by memories is tested elsewhere.
         """
+        self.witness.check_present(query)
         kept = [item for items in self.kept.values() for item in items if not isinstance(item, MemoryRetraction)]
         found = [
             MemoryHit(
