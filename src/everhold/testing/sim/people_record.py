@@ -13,9 +13,7 @@ import apsw
 from everhold.core.people import PeopleAction, PeopleDirectory, PeopleEvent, build_directory
 from everhold.testing.sim.world import SimWorld
 
-_SELECT_EVENTS = (
-    "select n, at, by, action, person, identity, proof, since, note from people_log where n > ? order by n"
-)
+_SELECT_EVENTS = "select n, at, by, action, person, identity, proof, since, note from people_log where n > ? order by n"
 
 
 class PeopleMoment(NamedTuple):
