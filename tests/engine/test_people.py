@@ -19,6 +19,7 @@ from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
 
+from .test_delivery import growing
 from .test_isolation import GROUP, WORD, LeakScenario, plant
 
 TELEGRAM, DISCORD = "telegram:1", "discord:77"
@@ -270,6 +271,27 @@ def test_the_cost_of_a_withheld_answer_is_counted(gateway: InProcessGateway) -> 
     ended = [e.body for e in gateway.read_log(session) if isinstance(e.body, Ended)][-2:]
     assert [(it.outcome, it.usage) for it in ended] == [("released", usage), ("done", usage)]
     assert spent() == before + 2 * 1_010
+    gateway.assert_sound()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_unlink_takes_back_the_draft_of_the_answer(gateway: InProcessGateway, stops: bool) -> None:
+    """Simulator seed 935: the draft of a withheld answer stayed visible."""
+    scenario = PeopleScenario(gateway)
+    platform = growing(gateway)
+    scenario.link(TELEGRAM, DISCORD)
+    gateway.send_message("write", who=DISCORD, chat="d", rest=False)
+    gateway.pass_time(3.2)
+    assert platform.drafts == 1
+    scenario.unlink(DISCORD)
+    if stops:
+        gateway.send_message("/stop", who=DISCORD, chat="d", rest=False)
+    gateway.run_until_idle(60)
+    (replaced,) = [out for out in platform.shown_messages if out.edits == "draft-1"]
+    assert "unlinked" in replaced.text
+    assert "piece" not in replaced.text
+    replies = [out.text for out in platform.shown_messages if "piece" in out.text]
+    assert replies == ([] if stops else ["piece by piece it grew"]), "the second turn answers"
     gateway.assert_sound()
 
 
