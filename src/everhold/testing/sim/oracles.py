@@ -175,8 +175,8 @@ def _kept(
     platform: SimPlatform, update: IncomingMessage, found: Sequence[Entry], facts: SimFacts, *, acknowledged: bool
 ) -> Iterator[str]:
     """Yield the problems of one update."""
-    place = facts.witness.heard_places.get((update.origin, update.revision))
-    erased = place is not None and facts.logs[place[0]][place[1] - 1].body is None
+    session, seq = facts.witness.heard_places.get((update.origin, update.revision), ("", 0))
+    erased = any(entry.seq == seq and entry.body is None for entry in facts.logs.get(session, ()))
     if update.offset is not None:
         if found:
             yield f"the ignored message {update.text!r} is in the log"
