@@ -246,6 +246,22 @@ class TestStates:
         assert report.state == "asked"
         assert any("blind" in line for line in report.remains)
 
+    def test_a_second_order_asks_a_place_that_confirmed_the_first(self, gateway: InProcessGateway) -> None:
+        """Simulator seed 340: what was said since was not deleted there, and counted as confirmed."""
+        start(gateway)
+        slow, quick = LaterProvider(), LaterProvider()
+        gateway.runtimes.memories = {"a": slow, "b": quick}
+        gateway.send_message("hello", who="ada")
+        quick.works, quick.kept = True, {}
+        admin = memory(gateway)
+        first = gateway.run(admin.forget_person("ada"))
+        assert (place_of(first, "a").state, place_of(first, "b").state) == ("asked", "confirmed")
+        gateway.send_message("it is me again", who="ada")
+        asked = len(quick.targets)
+        second = gateway.run(admin.forget_person("ada"))
+        assert len(quick.targets) > asked
+        assert place_of(second, "b").state == "asked", "it still has what was said since"
+
     def test_the_states_survive_a_kill(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         gateway.run(memory(gateway).forget_person("ada"))

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from everhold.core import people as core_people
 from everhold.core.access import AdmissionDecision
-from everhold.core.entries import Began, Changed, Ended, EntryKind, Heard, Noted, Said, ToolCall
+from everhold.core.entries import Began, Changed, Ended, EntryKind, Heard, ModelUsage, Noted, Said, ToolCall
 from everhold.core.people import IdentityProof, PeopleDirectory, PeoplePlanner
 from everhold.engine.state_updates import update_people
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
 
+from .test_delivery import growing
 from .test_isolation import GROUP, WORD, LeakScenario, plant
 
 TELEGRAM, DISCORD = "telegram:1", "discord:77"
@@ -189,6 +190,108 @@ def test_an_unlink_ends_a_running_turn(gateway: InProcessGateway, own: bool) -> 
     else:
         assert outcomes[-1] == "stopped"
         assert "send your message again" in replies[-1]
+    gateway.assert_sound()
+
+
+def unlink_during_search(gateway: InProcessGateway, *, stop: bool = False) -> str:
+    """A turn calls a tool twice. During the first call its sender is unlinked, and perhaps the turn is stopped."""
+    scenario = PeopleScenario(gateway)
+    scenario.link(TELEGRAM, DISCORD)
+    session = gateway.send_message("hello", who=DISCORD, chat="d").session
+    calls = tuple(ToolCall(id=id, tool="session_search", arguments={"query": "zanzibar"}) for id in ("1", "2"))
+    answers = iter([ModelResponse(calls=calls), ModelResponse(text="the second turn answers")])
+    gateway.runtimes.model = FakeModel(lambda request: next(answers))
+    real, ran = gateway.runtimes.tools["session_search"].run, []
+
+    async def run(arguments: dict[str, Any], context: Any) -> Any:
+        ran.append(context.key)
+        if len(ran) == 1:
+            await update_people(
+                gateway.store,
+                chance=gateway.control.gates.chance,
+                at=gateway.clock.now(),
+                by="operator",
+                plan=lambda it: it.unlink_identity(DISCORD),
+            )
+            if stop:
+                await gateway.control.stop_turn(session)
+        return await real(arguments, context)
+
+    gateway.runtimes.tools["session_search"].run = run  # type: ignore[method-assign]
+    gateway.send_message("search, please", who=DISCORD, chat="d")
+    return session
+
+
+def test_a_stopped_turn_stays_stopped_after_an_unlink(gateway: InProcessGateway) -> None:
+    """Simulator seeds 3968 and 5857: the messages became pending again, and an open call had no result."""
+    session = unlink_during_search(gateway, stop=True)
+    outcomes = [e.body.outcome for e in gateway.read_log(session) if isinstance(e.body, Ended)]
+    assert outcomes == ["done", "done", "stopped"]  # the second one is the command that stopped the turn
+    gateway.assert_sound()
+
+
+def test_the_context_of_a_released_turn_can_be_shown(gateway: InProcessGateway) -> None:
+    """Simulator seed 2127."""
+    session = unlink_during_search(gateway)
+    log = gateway.read_log(session)
+    released = next(e for e in log if isinstance(e.body, Ended) and e.body.outcome == "released")
+    thought = next(e for e in log if e.op == released.op and e.kind is EntryKind.THOUGHT)
+    shown = gateway.run(gateway.control.load_context(session, at=thought.seq))
+    assert shown.exact
+    assert shown.request.messages[-1].text == "search, please"
+    gateway.assert_sound()
+
+
+def test_the_cost_of_a_withheld_answer_is_counted(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    scenario.link(TELEGRAM, DISCORD)
+    session = gateway.send_message("hello", who=DISCORD, chat="d").session
+    usage, asked = ModelUsage(input=1_000, output=10), []
+
+    async def answer(request: ModelRequest, **_: Any) -> ModelResponse:
+        asked.append(request)
+        if len(asked) == 1:
+            await update_people(
+                gateway.store,
+                chance=gateway.control.gates.chance,
+                at=gateway.clock.now(),
+                by="operator",
+                plan=lambda it: it.unlink_identity(DISCORD),
+            )
+        return ModelResponse(text="seen", usage=usage)
+
+    gateway.runtimes.model = FakeModel()
+    gateway.runtimes.model.answer = answer  # type: ignore[method-assign]
+
+    def spent() -> int:
+        return gateway.run(gateway.store.get_spend("agent:main", "")).tokens
+
+    before = spent()
+    gateway.send_message("what do you know?", who=DISCORD, chat="d")
+    ended = [e.body for e in gateway.read_log(session) if isinstance(e.body, Ended)][-2:]
+    assert [(it.outcome, it.usage) for it in ended] == [("released", usage), ("done", usage)]
+    assert spent() == before + 2 * 1_010
+    gateway.assert_sound()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_unlink_takes_back_the_draft_of_the_answer(gateway: InProcessGateway, stops: bool) -> None:
+    """Simulator seed 935: the draft of a withheld answer stayed visible."""
+    scenario = PeopleScenario(gateway)
+    platform = growing(gateway)
+    scenario.link(TELEGRAM, DISCORD)
+    gateway.send_message("write", who=DISCORD, chat="d", rest=False)
+    gateway.pass_time(3.2)
+    assert platform.drafts == 1
+    scenario.unlink(DISCORD)
+    if stops:
+        gateway.send_message("/stop", who=DISCORD, chat="d", rest=False)
+    gateway.run_until_idle(60)
+    (replaced,) = [out for out in platform.shown_messages if out.edits == "draft-1"]
+    assert "unlinked" in replaced.text
+    assert "piece" not in replaced.text
+    replies = [out.text for out in platform.shown_messages if "piece" in out.text]
+    assert replies == ([] if stops else ["piece by piece it grew"]), "the second turn answers"
     gateway.assert_sound()
 
 

@@ -40,6 +40,13 @@ FOUND: dict[str, tuple[int, ...]] = {
     "end-unsynced": (801,),
     "call-unsynced": (532,),
     "send-unsynced": (99,),
+    "old-identity": (15,),
+    "person-at-write": (15,),
+    "present-peer": (0,),
+    "unlink-ignored": (251,),
+    "erasure-assumed": (27,),
+    "one-identity": (29,),
+    "no-tombstones": (2,),
     "old-client": (2,),
 }
 """Seeds that find each bug, on Python 3.11. A change of the engine changes the schedules; then nearby seeds find it."""

@@ -258,7 +258,10 @@ class PersonForgetter:
                 erasure,
                 label=erasure.label or one.label,
                 audiences=tuple(dict.fromkeys((*erasure.audiences, *one.audiences))),
-                places=tuple(known.get((it.agent, it.memory), it) for it in erasure.places),
+                # each is asked again, because the person may have said something since
+                places=tuple(
+                    structs.replace(known.get((it.agent, it.memory), it), asked_at=0.0) for it in erasure.places
+                ),
             )
         self._record_progress(erasure, done=False)
         await self._save_erasure(erasure)

@@ -162,9 +162,8 @@ class SessionAdmin:
         mine = [entry for entry in entries if entry.op == thought.op]
         pins = [e.body.compression for e in mine if isinstance(e.body, Began | Took) and e.body.compression is not None]
         prefix = await self._load_prefix(session, thought.op, pins)
-        current = assemble_context(
-            select_operations([msgspec.structs.replace(operation, undone_at=0)], at=thought.seq), entries
-        )
+        then = msgspec.structs.replace(operation, undone_at=0, state="running")  # as it was when the model was asked
+        current = assemble_context(select_operations([then], at=thought.seq), entries)
         stubs = frozenset(thought.body.stubs)
         prompt = await self.store.get_blob(thought.body.prompt) if thought.body.prompt else b""
         offered = await self.store.get_blob(thought.body.tools) if thought.body.tools else b"[]"

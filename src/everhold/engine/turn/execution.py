@@ -107,6 +107,9 @@ INBOX_POLL_SECONDS: Final = 1.0
 
 LOST_ACCESS_REASON: Final = "the sender may no longer speak in this chat"
 PARTED_REASON: Final = "an identity was unlinked from this person"
+RESTART_NOTICE: Final = "An identity was unlinked from you while I answered, so I start again."
+"""Replaces the draft of a reply that the sender must not see."""
+WITHDRAWN_NOTICE: Final = "I stopped. An identity was unlinked from you meanwhile, so I show no part of my answer."
 PARTED_NOTICE: Final = (
     "I did not answer, because this chat no longer belongs to the person of that conversation. "
     "Please send your message again."
@@ -334,9 +337,14 @@ class TurnExecution:
             self.state, task = advance_turn(self.state, event, effects, self.refusals)
             match task:
                 case AskModel():
-                    if (ending := self._check_rights() or await self._check_people()) is not None:
+                    if (ending := self._check_rights()) is not None:
                         return await self._finish_turn(ending)
-                    event = await self._check_inbox() or await self._ask_model()
+                    if (cut := await self._check_inbox()) is not None:
+                        event = cut
+                    elif (ending := await self._check_people()) is not None:
+                        return await self._finish_turn(ending)
+                    else:
+                        event = await self._ask_model()
                 case RecordBodies(bodies):
                     event = await self._commit_bodies(bodies)
                 case RunTool():
@@ -347,7 +355,7 @@ class TurnExecution:
                     await self._wait_for_model(task)
                     return False
                 case FinishTurn():
-                    return await self._finish_turn(await self._check_people() or task)
+                    return await self._finish_turn(await self._withhold_reply(task) or task)
 
     def _list_refusals(self) -> dict[str, str]:
         """Return the tools that this turn may not use, by whose words it took and by their roles. Both are in the log,
@@ -377,13 +385,31 @@ class TurnExecution:
         if not parted:
             return None
         if await is_foreign_session(self.store, self.session, people, parted):
-            return FinishTurn(ended=Ended(outcome="stopped", reason=PARTED_REASON), notice=PARTED_NOTICE)
+            ended = Ended(outcome="stopped", reason=PARTED_REASON, usage=self.state.usage)
+            return FinishTurn(ended=ended, notice=PARTED_NOTICE)
         began = self.steps[0].body
         epoch = began.people if isinstance(began, Began) else 0
         if any(people.has_parted_since(identity, epoch) for identity in parted):
             self.own_upto_seq = None  # the messages are pending again, so the cursor stays due
-            return FinishTurn(ended=Ended(outcome="released", reason=PARTED_REASON))
+            ended = Ended(outcome="released", reason=PARTED_REASON, usage=self.state.usage)
+            return FinishTurn(ended=ended, notice=RESTART_NOTICE if await self._has_visible_draft() else "")
         return None
+
+    async def _withhold_reply(self, task: FinishTurn) -> FinishTurn | None:
+        """Return how to end the turn without its reply if the people changed; None if it ends as planned.
+
+        A turn that was stopped or failed stays so, because who stopped it wants no other answer. Only its draft is not
+        repeated. The cost of a withheld answer is booked.
+        """
+        ending = await self._check_people()
+        if ending is None:
+            return None
+        if not task.reply:
+            withheld = WITHDRAWN_NOTICE if await self._has_visible_draft() else ""
+            return msgspec.structs.replace(task, notice=task.notice or withheld)
+        spent = sum((body.usage for body in task.bodies if isinstance(body, Thought)), ModelUsage())
+        ended = msgspec.structs.replace(ending.ended, usage=task.ended.usage)
+        return msgspec.structs.replace(ending, ended=ended, abandoned_usage=spent)
 
     async def _check_inbox(self) -> TurnEvent | None:
         """Check the inbox between two steps: the turn may be stopped, or take messages that steer it."""
@@ -730,7 +756,7 @@ class TurnExecution:
             task.retry_after, attempts, chance=self.gates.chance, waits_for=self.runtime.waits_for
         )
         notices: tuple[EntryBody, ...] = ()
-        if self.origin is not None and (attempts == 1 or (task.release and await self._has_visible_draft(self.origin))):
+        if self.origin is not None and (attempts == 1 or (task.release and await self._has_visible_draft())):
             text = (
                 "The model cannot be reached right now. Your message is kept and will be answered. "
                 f"I retry in about {describe_duration(wait.seconds)}; /stop puts the message aside."
@@ -755,10 +781,10 @@ class TurnExecution:
         if self.runtime.waits_for:
             await model_waits.recheck_wait(self.gates, self.context.runtimes, self.context.wakeups, self.context.claim)
 
-    async def _has_visible_draft(self, place: ChatLocation) -> bool:
-        """Return whether a draft is visible that this turn will not finish."""
-        return self.draft is not None and bool(
-            await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, place)
+    async def _has_visible_draft(self) -> bool:
+        """Return whether a draft of this turn is visible, perhaps one of an earlier worker."""
+        return self.origin is not None and bool(
+            await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, self.origin)
         )
 
     async def _finish_turn(self, task: FinishTurn) -> bool:

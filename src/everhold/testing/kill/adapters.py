@@ -9,7 +9,15 @@ import msgspec
 
 from everhold.core.entries import ChatLocation, Noted
 from everhold.errors import Refused
-from everhold.ports.memory import MemoryBatch, MemoryCapability, MemoryHit, MemoryQuery
+from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
+    MemoryBatch,
+    MemoryCapability,
+    MemoryHit,
+    MemoryQuery,
+    ProviderDeletion,
+)
 from everhold.ports.model import ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import AcceptMessage, DeliveryGuarantee, IncomingMessage, OutgoingMessage, PlatformOffset
 from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
@@ -62,7 +70,7 @@ class KillPlatformAdapter:
 
 
 class KillMemoryAdapter:
-    capabilities = frozenset({MemoryCapability.PROBE, MemoryCapability.RETRACT})
+    capabilities = frozenset({MemoryCapability.PROBE, MemoryCapability.RETRACT, MemoryCapability.FORGET})
     deadline = world.DEADLINE_SECONDS
 
     def __init__(self, remote: KillClient, name: str, delivery: DeliveryGuarantee) -> None:
@@ -81,6 +89,15 @@ class KillMemoryAdapter:
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         return ()
+
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        named: list[str] = await self.remote.call(f"memory/{self.name}", "forget", {"keys": target.keys, "items": []})
+        return [ProviderDeletion(id=key, what=f"the item {key}", count=1) for key in named]
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        keys = [it.id for it in deletions]
+        there = await self.remote.call(f"memory/{self.name}", "list", {"keys": keys, "items": []})
+        return {key: ErasureState.ASKED if key in there else ErasureState.CONFIRMED for key in keys}
 
     async def _call_remote(self, do: str, batch: MemoryBatch) -> Any:
         items = [(type(item).__name__, item) for item in batch.items]

@@ -17,13 +17,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from everhold.admin.forgetting import PersonForgetter
 from everhold.admin.sessions import SessionAdmin
 from everhold.core.access import AdmissionDecision
 from everhold.core.consumers import PLATFORM, parse_consumer
 from everhold.core.entries import ChatLocation, Entry, EntryKind
-from everhold.core.people import IdentityProof
+from everhold.core.erasure import list_unread
+from everhold.core.people import IdentityProof, PeoplePlanner
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.state_updates import update_people, update_state_record
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
@@ -130,9 +133,10 @@ class ChildProcessRuntimes:
 class OrderExecutor:
     """Carries out the operator's orders and reports each when it is done."""
 
-    def __init__(self, remote: KillClient, control: SessionAdmin, store: Store) -> None:
+    def __init__(self, remote: KillClient, control: SessionAdmin, forgetter: PersonForgetter, store: Store) -> None:
         self.remote = remote
         self.control = control
+        self.forgetter = forgetter
         self.store = store
 
     async def run(self) -> None:
@@ -157,15 +161,22 @@ class OrderExecutor:
             case "replay":
                 return await self._replay_dead_letters()
             case "link":
-                await update_people(
-                    self.store,
-                    chance=self.control.gates.chance,
-                    at=time.time(),
-                    by="operator",
-                    plan=lambda planner: planner.link_identity(
+                await self._plan_people(
+                    lambda planner: planner.link_identity(
                         given["identity"], planner.get_labelled(given["person"]), IdentityProof.OPERATOR
-                    ),
+                    )
                 )
+                return None
+            case "unlink":
+                await self._plan_people(lambda planner: planner.unlink_identity(given["identity"]))
+                return None
+            case "join":
+                for message in (given["message"], given["other_message"]):
+                    await self._find_heard_entry(message)
+                await self._plan_people(functools.partial(_join_people, given["identity"], given["other"]))
+                return None
+            case "forget":
+                await self.forgetter.forget_person(given["identity"])
                 return None
             case "pay":
                 await self._commit_without_session(
@@ -186,6 +197,10 @@ class OrderExecutor:
                 return await self._describe_remaining_work()
             case other:
                 raise Refused(f"unknown order {other}")
+
+    async def _plan_people(self, plan: Callable[[PeoplePlanner], None]) -> None:
+        chance = self.control.gates.chance
+        await update_people(self.store, chance=chance, at=time.time(), by="operator", plan=plan)
 
     async def _commit_without_session(self, step: Step, **what: Any) -> None:
         """Commit a change without a session."""
@@ -220,7 +235,17 @@ class OrderExecutor:
         """Describe the remaining work; empty when there is none."""
         waiting = await self.store.count_waiting()
         cursors = [_describe_cursor(cursor) for cursor in await self.store.list_cursors(waiting=True)]
-        return f"{waiting} messages wait, and {', '.join(cursors[:5])}" if waiting or cursors else ""
+        if waiting or cursors:
+            return f"{waiting} messages wait, and {', '.join(cursors[:5])}"
+        # what an interrupted request may have deleted is asked for again a day later
+        places = [place for it in await load_erasures(self.store) for place in it.places]
+        unread = [place.memory for place in places if not place.asked_at or list_unread(place)]
+        return f"{', '.join(unread)} has not confirmed a deletion" if unread else ""
+
+
+def _join_people(identity: str, other: str, planner: PeoplePlanner) -> None:
+    """Make one person of two identities."""
+    planner.join_people(planner.get_person(identity), planner.get_person(other), IdentityProof.OPERATOR)
 
 
 def _describe_cursor(cursor: ConsumerCursor) -> str:
@@ -251,14 +276,16 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
             draft_deadline=world.DEADLINE_SECONDS,
         )
         control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=home / "erasures.log")
-        executor = OrderExecutor(remote, control, store)
+        forgetter = PersonForgetter(control, agents=lambda: ("main",))
+        executor = OrderExecutor(remote, control, forgetter, store)
         await store.revoke_leases(owner=gates.owner, at=clock.now())
-        await control.reapply_erasures()
+        await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         work: dict[str, Callable[[], Any]] = {
             "dispatch": supervisor.dispatch,
             "renew": supervisor.keep_renewing_leases,
+            "forgetting": forgetter.keep_finishing_unfinished,
             "operator": executor.run,
         }
         for name, platform in runtimes.platforms.items():

@@ -55,8 +55,17 @@ PROVOCATIONS: Final = {
 class KillChat:
     """One conversation. Its platform keeps the messages in order."""
 
-    def __init__(self, platform: KillPlatform, name: str, rng: random.Random, *, sends_commands: bool = False) -> None:
+    def __init__(
+        self,
+        platform: KillPlatform,
+        name: str,
+        rng: random.Random,
+        *,
+        sends_commands: bool = False,
+        sender: str = "ada",
+    ) -> None:
         self.platform = platform
+        self.sender = sender
         self.name = name
         self.rng = rng
         self.sends_commands = sends_commands
@@ -89,7 +98,14 @@ class KillChat:
         origin = ChatLocation(platform=self.platform.name, account="main", chat=self.name, message=message)
         event = "edit" if revision else "message"
         self.platform.write_message(
-            IncomingMessage(origin=origin, text=text, sender="ada", name="Ada", event=event, revision=revision)
+            IncomingMessage(
+                origin=origin,
+                text=text,
+                sender=self.sender,
+                name=self.sender.capitalize(),
+                event=event,
+                revision=revision,
+            )
         )
 
     async def write_until_cancelled(self) -> None:
@@ -134,6 +150,10 @@ class KillPeople:
         self.secrets: list[str] = []
         """The secrets that the operator ordered to erase."""
         self.linked: list[str] = []
+        self.unlinked: list[str] = []
+        """Identities that the operator ordered to link and then to unlink."""
+        self.forgotten: list[str] = []
+        """Identities of people whom the operator ordered to forget."""
         self.budgets: list[str] = []
         """The budgets with a spend that has no other trace."""
         self.bookmarks: list[str] = []
@@ -146,10 +166,11 @@ class KillPeople:
         world.toolbox.steer = self._write_steering_message
         self._tasks: list[asyncio.Task[None]] = []
 
-    def open_chat(self, platform: str = "keyed", *, odd: bool = False) -> KillChat:
+    def open_chat(self, platform: str = "keyed", *, odd: bool = False, sender: str = "ada") -> KillChat:
         """Open a new chat."""
         name = f"{platform}-{len(self.chats)}"
-        chat = KillChat(self.world.platforms[platform], name, random.Random(self.rng.random()), sends_commands=odd)
+        rng = random.Random(self.rng.random())
+        chat = KillChat(self.world.platforms[platform], name, rng, sends_commands=odd, sender=sender)
         self.chats[name] = chat
         return chat
 
@@ -194,6 +215,29 @@ class KillPeople:
         self.linked.append(f"keyed:{self.rng.randbytes(4).hex()}")
         self.world.operator_orders.request("link", identity=self.linked[-1], person="ada")
 
+    def request_unlink(self) -> None:
+        self.unlinked.append(f"keyed:{self.rng.randbytes(4).hex()}")
+        self.world.operator_orders.request("link", identity=self.unlinked[-1], person="ada")
+        self.world.operator_orders.request("unlink", identity=self.unlinked[-1])
+
+    def request_forgetting(self) -> None:
+        """Let a person with two identities tell two secrets, and order to forget the person."""
+        identities = [f"guest{self.rng.randbytes(4).hex()}" for _ in range(2)]
+        secrets = [f"hush{self.rng.randbytes(6).hex()}" for _ in identities]
+        chats = [self.open_chat(sender=identity) for identity in identities]
+        first, second = (chat.write_message(secret) for chat, secret in zip(chats, secrets, strict=True))
+        self.secrets += secrets
+        self.forgotten += identities
+        order = {"identity": identities[0], "other": identities[1]}
+        self.world.operator_orders.request("join", **order, message=first, other_message=second)
+        self.world.operator_orders.request("forget", **order)
+
+    def request_anything(self) -> None:
+        """Order one of the operations on people, an erasure or a note."""
+        self.rng.choice(
+            (self.request_link, self.request_unlink, self.request_forgetting, self.request_erasure, self.request_note)
+        )()
+
     def request_spending(self) -> None:
         self.budgets.append(f"call:{self.rng.randbytes(4).hex()}")
         self.world.operator_orders.request("pay", budget=self.budgets[-1])
@@ -208,9 +252,9 @@ class KillPeople:
         """Make a serving process reach this commit."""
         wanted = {
             Step.NOTE: self.request_note,
-            Step.ERASE: self.request_erasure,
+            Step.ERASE: self.rng.choice((self.request_erasure, self.request_forgetting)),
             Step.REPLAY: self.request_replay,
-            Step.PEOPLE: self.request_link,
+            Step.PEOPLE: self.rng.choice((self.request_link, self.request_unlink)),
             Step.SPEND: self.request_spending,
             Step.STATE: self.request_state_record,
         }

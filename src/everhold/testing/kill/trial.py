@@ -34,6 +34,8 @@ READY_SECONDS: Final = 2.0
 PATIENCE_SECONDS: Final = 100.0
 """How long a part of a trial may take before it counts as stuck."""
 QUIET_SECONDS: Final = 300.0
+KILLS_PER_ORDER: Final = 6
+"""How often processes are killed at random until the operator orders something."""
 SHORT_LEASE_SECONDS: Final = 1.2
 """Short, so that a trial includes renewals."""
 
@@ -121,7 +123,9 @@ class KillTrial:
     async def kill_at_random(self, kills: int) -> None:
         """Kill at random moments, sometimes before the process is ready."""
         self.people.start()
-        for _ in range(kills):
+        for number in range(kills):
+            if number % KILLS_PER_ORDER == 0:
+                self.people.request_anything()
             child = await self.start()
             if self.rng.random() < 0.1:
                 await child.let_run(self.rng.random() * 0.3)
@@ -156,7 +160,9 @@ class KillTrial:
             await child.kill()
         else:
             await child.stop()
-        contents = await verdict.read_store(self.home, identities=self.people.linked, budgets=self.people.budgets)
+        contents = await verdict.read_store(
+            self.home, identities=[*self.people.linked, *self.people.unlinked], budgets=self.people.budgets
+        )
         self.failures += verdict.find_failures(self.world, self.people, contents, self.home)
         self.failures += self._read_reported_errors()
         self._count_entries(contents)

@@ -135,6 +135,9 @@ class StoreContents(Struct, kw_only=True):
     receipts: dict[str, Receipt]
     problems: list[str]
     people: dict[str, str]
+    """The name of the person of each identity that the operator linked or unlinked."""
+    identities: set[str]
+    """All identities that are known."""
     paid: set[str]
     """Budgets with a spend."""
     marked: set[str]
@@ -177,6 +180,7 @@ async def read_store(
         receipts=receipts,
         problems=problems,
         people=people,
+        identities=set(directory.identities),
         paid=paid,
         marked=marked,
     )
@@ -205,6 +209,7 @@ def find_failures(world: KillWorld, people: KillPeople, contents: StoreContents,
     for archive in world.memories.values():
         found += _check_memory(archive, contents)
     found += _check_orders(people, contents, home)
+    found += _check_forgotten(world, people)
     return found
 
 
@@ -430,6 +435,14 @@ def _list_exchange_texts(exchange: Exchange) -> list[str]:
 # -- orders of the operator --------------------------------------------------------------------------------------------
 
 
+def _check_forgotten(world: KillWorld, people: KillPeople) -> Iterator[str]:
+    """No memory has a word of a person who was forgotten."""
+    for archive in world.memories.values():
+        for item in (item for kept in archive.kept.values() for item in kept if isinstance(item, Exchange)):
+            if any(one.author.removeprefix("person:") in people.forgotten for one in item.heard):
+                yield f"memory {archive.name}: has {item.key} of a person who was forgotten"
+
+
 def _check_orders(people: KillPeople, contents: StoreContents, home: Path) -> Iterator[str]:
     noted = {e.body.text for log in contents.logs for e in log.entries if isinstance(e.body, Noted)}
     for text in people.notes:
@@ -438,6 +451,10 @@ def _check_orders(people: KillPeople, contents: StoreContents, home: Path) -> It
     for identity in people.linked:
         if contents.people.get(identity) != "ada":
             yield f"the link of {identity} is lost"
+    for identity in people.unlinked:
+        if contents.people.get(identity):
+            yield f"the unlink of {identity} is lost"
+    yield from (f"{it} was forgotten and is still known" for it in people.forgotten if it in contents.identities)
     yield from (f"the spend of {budget} is lost" for budget in people.budgets if budget not in contents.paid)
     yield from (f"the offset {name} is lost" for name in people.bookmarks if name not in contents.marked)
     for path in sorted(home.iterdir()):

@@ -222,11 +222,24 @@ class KillMemory:
             for item in items:
                 self._store_item(question.arguments["name"], item)
             result = {item.key: f"{self.name}/{item.key}" for item in items}
+        elif question.action in ("forget", "list"):
+            there = {item.key for kept in self.kept.values() for item in kept}
+            result = [key for key in question.arguments["keys"] if key in there]
+            if question.action == "forget":
+                # the answer comes before the deletion
+                asyncio.get_running_loop().call_later(self._deletion_delay(), self._delete_items, frozenset(result))
         else:
             latest = time.time() - VISIBLE_AFTER_SECONDS
             result = [item.key for item in items if self.arrived.get(item.key, latest + 1) <= latest]
         await self.network.delay_response()
         return result
+
+    def _deletion_delay(self) -> float:
+        return self.network.rng.choice((0.0, 0.0, MAX_TRANSIT_SECONDS))
+
+    def _delete_items(self, keys: frozenset[str]) -> None:
+        for name, kept in self.kept.items():
+            self.kept[name] = [item for item in kept if item.key not in keys]
 
     def _store_item(self, name: str, item: MemoryItem) -> None:
         self.writes.append((name, item))

@@ -33,7 +33,11 @@ def run_seeds(seeds: range, *, jobs: int, remember: Path | None) -> int:
     if jobs == 1:
         total = statistics.play_seeds(seeds)
     else:
+        reported: set[int] = set()
         for total in statistics.play_seeds_in_parallel(seeds, jobs=jobs):
+            for seed in sorted(total.failures.keys() - reported):
+                reported.add(seed)
+                sys.stderr.write(f"\nseed {seed}: {total.failures[seed][0]}\n")
             sys.stderr.write(f"\r{total.schedules} of {len(seeds)}, {len(total.failures)} failed ")
             sys.stderr.flush()
         sys.stderr.write("\n")

@@ -10,18 +10,21 @@ from typing import Final
 
 from msgspec import Struct
 
+from everhold.admin.forgetting import PersonForgetter
 from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.core.entries import ChatLocation
 from everhold.core.memory_pacing import parse_write_setting
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.gates import Wakeups
+from everhold.engine.memory.peers import build_peer_registry
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import DeliveryGuarantee, Platform, SupportsDrafts
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
+from everhold.testing.fakes import get_memory_text
 from everhold.testing.sim import people
 from everhold.testing.sim.callers import SimCaller
 from everhold.testing.sim.http import SimApi
@@ -52,6 +55,7 @@ class SimProcessParts(Struct, frozen=True, kw_only=True):
     """The parts of a process. A mutant replaces one of them."""
 
     store: Callable[[SimProcess], Store] = lambda process: process.store
+    forgetter: type[PersonForgetter] = PersonForgetter
     accept: type[MessageAcceptor] = MessageAcceptor
     supervisor: type[WorkerSupervisor] = WorkerSupervisor
     runtimes: Callable[[AgentRuntimes], AgentRuntimes] = lambda runtimes: runtimes
@@ -73,6 +77,9 @@ class SimEnvironment:
             f"mem{number}": SimMemoryProvider(world, witness, f"mem{number}", delivery)
             for number, delivery in enumerate(profile.memories)
         }
+        witness.list_memory_texts = lambda memory: [
+            get_memory_text(item) for item in self.providers[memory].list_visible()
+        ]
         places = [chat.location for chat in chats]
         self.callers = [SimCaller(world, witness, len(chats) + number + 1) for number in range(profile.callers)]
         self.model = SimModel(world, witness)
@@ -142,7 +149,8 @@ class SimRuntimes:
         world, provider = self.environment.world, self.environment.providers.get(instance)
         if provider is None:
             return None
-        if not world.calm and world.draw_chance(self.environment.profile.replace_client):
+        is_edited = self._memories[instance].peer_rule != provider.peer_rule
+        if is_edited or (not world.calm and world.draw_chance(self.environment.profile.replace_client)):
             world.loop.create_task(self._memories[instance].close())
             self._memories[instance] = MemoryClient(SimMemoryClient(provider), instance=instance)
         return self._memories[instance]
@@ -171,11 +179,12 @@ class SimHost:
         self._connections: list[SqliteStore] = []
         self._spare: list[SqliteStore] = []
         self.controls: dict[str, SessionAdmin] = {}
+        self.forgetters: dict[str, PersonForgetter] = {}
         self.supervisors: dict[str, WorkerSupervisor] = {}
         self.apis: dict[str, SimApi] = {}
         self._idle: dict[tuple[str, str, int], float] = {}
         """Cursors that are held while no worker processes them, and since when."""
-        self.operator = SimOperator(world, witness, self._find_control)
+        self.operator = SimOperator(world, witness, environment, self._find_control, self._find_forgetter)
         self.serving: list[SimProcess] = []
         """The processes that should serve. A replaced process that still runs is a zombie."""
         world.cut_power = self._cut_power
@@ -321,19 +330,27 @@ class SimHost:
         supervisor = parts.supervisor(
             gates, runtimes=runtimes, wakeups=wakeups, poll_seconds=self.world.profile.poll, on_text=grew
         )
-        accept = parts.accept(gates, admit=people.admit_message, wakeups=wakeups)
+        accept = parts.accept(
+            gates,
+            admit=people.SimAdmission(gates.store, seed=self.world.seed),
+            wakeups=wakeups,
+            peers=build_peer_registry(gates, runtimes),
+        )
         self.supervisors[process.name] = supervisor
         process.workers = supervisor.tasks
         erasures = self.world.disk.with_name("erasures.log")
         control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=erasures)
-        await control.reapply_erasures()
+        forgetter = parts.forgetter(control, agents=lambda: ("main",))
+        await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
         self.controls[process.name] = control
+        self.forgetters[process.name] = forgetter
         if self.environment.callers:
             budgets = supervisor.budgets
             self.apis[process.name] = parts.api(process, control, runtimes=runtimes, budgets=budgets, tail=tail)
         start = self.world.loop.create_task
         start(supervisor.keep_running("dispatch", supervisor.dispatch))
         start(supervisor.keep_running("renew", supervisor.keep_renewing_leases))
+        start(supervisor.keep_running("forgetting", forgetter.keep_finishing_unfinished))
         for platform in self.environment.platforms.values():
             listener = parts.listener(platform, process, gates)
             listen = functools.partial(listener.listen, accept)
@@ -342,6 +359,10 @@ class SimHost:
     def _find_control(self) -> SessionAdmin | None:
         """Return the admin of a serving process, or None."""
         found = [self.controls[one.name] for one in self.serving if one.alive and one.name in self.controls]
+        return found[-1] if found else None
+
+    def _find_forgetter(self) -> PersonForgetter | None:
+        found = [self.forgetters[one.name] for one in self.serving if one.alive and one.name in self.forgetters]
         return found[-1] if found else None
 
     def _find_api(self) -> SimApi | None:

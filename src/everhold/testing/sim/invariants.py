@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import apsw
 import msgspec
 
-from everhold.core.entries import Erased, Heard
+from everhold.core.entries import Began, ChatLocation, EntryKind, Erased, Heard, Said, Took, decode_body
+from everhold.core.erasure import PersonErasure
+from everhold.core.people import PERSON_MEMBER
 from everhold.errors import Overloaded, Transient
-from everhold.ports.store import Change, Claim, CommitResult
+from everhold.ports.memory import ErasureState, MemoryQuery
+from everhold.ports.store import Change, Claim, CommitResult, StateNamespace, Step
+from everhold.testing.sim.people_record import PeopleRecord
 from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ SECRET_PATTERN: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
 
 TOLERANCE_SECONDS: Final = 0.05
 """The allowed difference between clocks and commits."""
+FORGET_REASON: Final = "a person was forgotten"
+PEOPLE_GRACE_SECONDS: Final = 1.0
+"""How long after a change of people a commit or a request may follow that was decided before it."""
 ERASURE_GRACE_SECONDS: Final = 45.0
 """How long after an erasure a request may arrive that was in progress when the erasure was committed."""
 
@@ -43,6 +50,13 @@ class WaitRequest(NamedTuple):
 class WaitPeriod(NamedTuple):
     since: float
     until: float
+
+
+class AliasEdit(NamedTuple):
+    """An edit of the configuration of a memory: the name of a person there, or an empty text."""
+
+    at: float
+    peer: str
 
 
 class BusyService(Transient):
@@ -73,8 +87,21 @@ class InvariantWitness:
         self.erased: dict[str, float] = {}
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
+        self.heard_places: dict[tuple[ChatLocation, str], tuple[str, int]] = {}
+        """(origin, revision) of every message that was committed -> its session and seq."""
+        self.people = PeopleRecord(world)
+        self.forgotten: set[str] = set()
+        """Secrets that were erased because their author was forgotten."""
+        self.secret_authors: dict[str, str] = {}
+        """secret -> the identity that said it."""
+        self.forget_requests: list[tuple[float, str]] = []
+        """When the operator ordered to forget whom."""
+        self.aliases: dict[tuple[str, str], AliasEdit] = {}
+        """(memory, identity) -> the last edit."""
         self.linked: list[str] = []
         """Identities whose link was confirmed to the operator."""
+        self.list_memory_texts: Callable[[str], list[str]] = lambda memory: []
+        """Returns the texts that a memory can find. The environment sets this function."""
         self.on_commit: list[Callable[[Change], None]] = []
         """Callbacks for commits, for interference at the worst moment."""
         self.on_recall: list[Callable[[str], None]] = []
@@ -100,6 +127,7 @@ class InvariantWitness:
         """Reopen the database after a power cut. No process holds a cursor any more."""
         self._connection = self._open_connection()
         self._pos = self._connection.execute("select max(pos) from entries").get or 0
+        self.people.drop_lost(self._connection)
         self.holders.clear()
 
     def _open_connection(self) -> apsw.Connection:
@@ -129,20 +157,28 @@ class InvariantWitness:
         self._check_one_session(change)
         self._check_holder(process, change)
         self._record_mandatory_wait(change)
+        self.people.read_events(self._connection)
+        self._check_reply_after_unlink(process, change)
+        self._check_peers(process, change)
+        self._check_erasure(change)
         for callback in self.on_commit:
             callback(change)
         if done.duplicate:
             return
         for seq, draft in zip(done.seqs, change.entries, strict=True):
             if isinstance(draft.body, Heard):
+                self.heard_places[draft.body.origin, draft.body.revision] = (change.session, seq)
                 for token in TOKEN_PATTERN.findall(draft.body.text):
                     self.session_of.setdefault(token, change.session)
                 for secret in SECRET_PATTERN.findall(draft.body.text):
                     self.secrets[change.session, seq] = secret
+                    self.secret_authors[secret] = draft.author.removeprefix(PERSON_MEMBER)
             elif isinstance(draft.body, Erased):
                 for each in draft.body.seqs:
                     if (change.session, each) in self.secrets:
                         self.erased.setdefault(self.secrets[change.session, each], self.world.loop.time())
+                        if draft.body.why == FORGET_REASON:
+                            self.forgotten.add(self.secrets[change.session, each])
 
     def _check_one_session(self, change: Change) -> None:
         found: list[tuple[int, str]] = self._connection.execute(
@@ -184,6 +220,93 @@ class InvariantWitness:
         at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
         if before[0] == process.name and (claim.name, before[1]) in at_work:
             self.report_problem(f"{process.name} took {claim.consumer} of {claim.session} from its own running worker")
+
+    # -- people
+
+    def _has_just_woken(self, process: str) -> bool:
+        """Return whether a process was stalled a moment ago, so that it may act on what it read before."""
+        return self.world.loop.time() - self.world.woke_at.get(process, float("-inf")) < PEOPLE_GRACE_SECONDS
+
+    def _check_reply_after_unlink(self, process: SimProcess, change: Change) -> None:
+        """Check that no turn replies that began before an unlink of one of its senders."""
+        if change.step is not Step.END or not any(isinstance(draft.body, Said) for draft in change.entries):
+            return
+        epoch, senders = self._read_turn(change.session, change.op or 0)
+        for parting in self.people.partings:
+            late = self.world.loop.time() - parting.at > PEOPLE_GRACE_SECONDS and not self._has_just_woken(process.name)
+            if parting.n > epoch and late and senders & parting.identities:
+                names = ", ".join(sorted(senders & parting.identities))
+                self.report_problem(
+                    f"turn {change.op} of {change.session} replied, although {names} was unlinked while it ran"
+                )
+
+    def _read_turn(self, session: str, op: int) -> tuple[int, set[str]]:
+        """Return the epoch of the people at the beginning of a turn, and the identities whose messages it took."""
+        epoch, takes = 0, []
+        for kind, body in self._connection.execute(
+            "select kind, body from entries where session = ? and op = ? and kind in ('began', 'took')", (session, op)
+        ):
+            match decode_body(EntryKind(kind), body):
+                case Began(people=people, takes=taken):
+                    epoch, takes = people, [*takes, *taken]
+                case Took(takes=taken):
+                    takes += taken
+        marks = ",".join("?" * len(takes))
+        rows = self._connection.execute(
+            f"select author from entries where session = ? and seq in ({marks})", (session, *takes)
+        )
+        return epoch, {author.removeprefix(PERSON_MEMBER) for (author,) in rows}
+
+    def _check_peers(self, process: SimProcess, change: Change) -> None:
+        """Check that a message is committed with the alias that its sender has in each memory."""
+        if change.step is not Step.ACCEPT or self._has_just_woken(process.name):
+            return
+        for draft in change.entries:
+            for (memory, identity), edit in self.aliases.items():
+                if draft.author != f"{PERSON_MEMBER}{identity}" or not isinstance(draft.body, Heard) or not edit.peer:
+                    continue
+                query = "select peer from peers where memory = ? and identity = ? order by from_pos desc limit 1"
+                peer = self._connection.execute(query, (memory, identity)).get
+                if peer != edit.peer and self.world.loop.time() - edit.at > PEOPLE_GRACE_SECONDS:
+                    self.report_problem(f"{memory} calls {identity} {peer!r}, but is configured to say {edit.peer!r}")
+
+    def _check_erasure(self, change: Change) -> None:
+        """Check what the gateway stores about a forgetting: whom it is about, and what it says about each memory."""
+        for write in change.state_writes:
+            if write.namespace is not StateNamespace.ERASURE or write.value is None:
+                continue
+            erasure = msgspec.json.decode(write.value, type=PersonErasure)
+            if not any(it.asked_at or it.first_tried_at for it in erasure.places):
+                self._check_forgotten_identities(erasure)
+            for place in erasure.places:
+                if place.state is ErasureState.CONFIRMED:
+                    self.check_deleted(place.memory, erasure)
+
+    def _check_forgotten_identities(self, erasure: PersonErasure) -> None:
+        """Check that a forgetting includes all identities that the person had when it was ordered."""
+        ordered = [at for at, identity in self.forget_requests if identity in erasure.identities]
+        moments = self.people.list_moments_since(min(ordered, default=0.0))
+        groups = [self.people.list_same_person(erasure.identities[0], moment) for moment in moments]
+        if set(erasure.identities) not in groups:
+            self.report_problem(f"{list(erasure.identities)} are forgotten, but the person is {sorted(groups[0])}")
+
+    def check_deleted(self, memory: str, erasure: PersonErasure) -> None:
+        """Check that a memory which has confirmed a forgetting has nothing of the person any more."""
+        for text in self.list_memory_texts(memory):
+            for secret in SECRET_PATTERN.findall(text):
+                if secret in self.forgotten and self.secret_authors[secret] in erasure.identities:
+                    self.report_problem(f"{memory} has confirmed a deletion and still has {secret}")
+
+    def check_present(self, query: MemoryQuery) -> None:
+        """Check that a search is for all identities of the people present, as they were when it was sent."""
+        sent = REQUEST_ORIGIN.get(NO_ORIGIN)
+        if self.world.woke_at.get(sent.process, float("-inf")) > sent.sent_at - PEOPLE_GRACE_SECONDS:
+            return
+        found = [frozenset(group) for group in query.present.groups]
+        for directory in self.people.list_directories_since(sent.sent_at - PEOPLE_GRACE_SECONDS):
+            if found == [frozenset(group) for group in directory.expand_audience(query.audience).groups]:
+                return
+        self.report_problem(f"a search for {query.audience} was sent for {query.present.list_members()}")
 
     # -- requested waits
 

@@ -12,7 +12,7 @@ from everhold.core.consumers import memory_consumer
 from everhold.core.entries import Began, Changed, Ended, Entry, EntryKind, Heard, Noted, OperationsUndone, Said, Took
 from everhold.ports.memory import Exchange, MemoryItem, MemoryNote
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.ports.store import DeadLetter, Receipt
+from everhold.ports.store import DeadLetter, PeerRecord, Receipt
 from everhold.testing.sim.remote_services import SimMemoryProvider
 
 REMEMBERED_OUTCOMES = {"done", "stopped", "interrupted"}
@@ -65,6 +65,7 @@ def check_memories(
     dead_letters: Sequence[DeadLetter],
     receipts: Mapping[str, Sequence[Receipt]],
     *,
+    peers: Sequence[PeerRecord],
     policy: str,
     is_finished: bool,
 ) -> Iterator[str]:
@@ -85,6 +86,7 @@ def check_memories(
                 yield f"{name} files {session} under {len(under)} names: {', '.join(sorted(under))}"
             kept = [item for items in under.values() for item in items]
             yield from _kept_as_said(name, kept, expected, log)
+            yield from _kept_under_peers(name, kept, expected, [row for row in peers if row.memory == name])
             yield from _kept_in_order(name, provider, session, kept, expected, known)
             yield from _kept_once(name, provider, kept, known, policy=policy)
             for one in dead:
@@ -113,6 +115,23 @@ def _kept_as_said(
             yield f"{name} keeps {item.key}, which is no item of the log"
         else:
             yield from (f"{name}: {why}" for why in _check_identity(item, by_key[item.key], log))
+
+
+def _kept_under_peers(
+    name: str, kept: Sequence[MemoryItem], expected: Sequence[ExpectedMemory], rows: Sequence[PeerRecord]
+) -> Iterator[str]:
+    """Every message is stored under the peer that was recorded for its sender when it was committed."""
+    heard = {place.key: {entry.seq: entry for entry in place.heard} for place in expected}
+    for item in kept:
+        for one in item.heard if isinstance(item, Exchange) else ():
+            entry = heard.get(item.key, {}).get(one.seq)
+            own = [row for row in rows if entry is not None and f"person:{row.identity}" == entry.author]
+            if entry is None or not own:
+                continue
+            own.sort(key=lambda row: row.from_pos)
+            then = [row for row in own if row.from_pos <= entry.pos] or own[:1]
+            if one.peer != then[-1].peer:
+                yield f"{name} has entry {entry.seq} of {item.key} under {one.peer!r} instead of {then[-1].peer!r}"
 
 
 def _kept_in_order(

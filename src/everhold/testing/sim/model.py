@@ -59,8 +59,7 @@ class SimModel(SimRemoteService):
         self.rng = random.Random(f"{world.seed}/model")
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-        # recalled text is not checked for erased secrets, because memories erase it themselves
-        text = "\n".join(message.text for message in request.messages if message.name != MEMORY_AUTHOR)
+        text = "\n".join(message.text for message in request.messages)
         tokens, rounds = _find_unanswered(request.messages)
         session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
         if request.system.startswith(compression.SUMMARY_PROMPT):

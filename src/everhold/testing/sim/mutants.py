@@ -6,15 +6,19 @@ Production code does not know them. A mutant replaces one part when a process is
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import apsw
 import msgspec
 from msgspec import Struct, structs
 
+from everhold.admin.forgetting import PersonForgetter
+from everhold.admin.provider_erasure import ProviderEraser
 from everhold.admin.sessions import SessionAdmin
+from everhold.core import erasure
 from everhold.core.entries import (
     BODY_VERSION,
     AddressBound,
@@ -26,30 +30,39 @@ from everhold.core.entries import (
     EntryDraft,
     EntryKind,
     Erased,
+    Heard,
     Said,
     get_body_kind,
 )
+from everhold.core.erasure import PlaceErasure
+from everhold.core.people import PERSON_MEMBER, PeopleDirectory, PresentAudience, build_present
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.context_cache import CachedContext, ContextCache
 from everhold.engine.gates import Gates
 from everhold.engine.memory.destination import MemoryDestination
+from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.outbox import platform as outbox_platform
 from everhold.engine.outbox.delivery import DeliveryAttempt, DeliveryBatch, DeliveryOutcome, DeliveryWorker, Destination
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import LeaseLost, Overloaded, PartiallyDone, Refused
+from everhold.ports.memory import ErasureState
 from everhold.ports.model import Model, ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsDrafts
 from everhold.ports.store import (
     CURSOR_SEPARATOR,
     Change,
+    CitedEntry,
     Claim,
     CommitResult,
     InFlightBatch,
     Now,
+    PeerRecord,
     Receipt,
     RetryDelay,
     SessionSnapshot,
+    StateNamespace,
+    StateRecord,
     Step,
     Store,
 )
@@ -562,6 +575,122 @@ class TwoSessionsAtOnce(GatedStore):
         return None
 
 
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+class OldIdentityDirectory(PeopleDirectory):
+    """Takes every identity for a person of its own when it is asked who is present."""
+
+    def expand_audience(self, audience: Collection[str]) -> PresentAudience:
+        return build_present(tuple(audience))
+
+
+class NeverPartedDirectory(PeopleDirectory):
+    """Does not know who was unlinked."""
+
+    def has_parted_since(self, identity: str, epoch: int = 0) -> bool:
+        return False
+
+
+class ReadsOldIdentities(GatedStore):
+    """Decides by the identity that was recorded, and not by the person it belongs to."""
+
+    async def get_people(self) -> PeopleDirectory:
+        return _view_people(await super().get_people(), OldIdentityDirectory)
+
+
+class IgnoresUnlinks(GatedStore):
+    """Lets running turns answer after an unlink."""
+
+    async def get_people(self) -> PeopleDirectory:
+        return _view_people(await super().get_people(), NeverPartedDirectory)
+
+
+def _view_people(people: PeopleDirectory, kind: type[PeopleDirectory]) -> PeopleDirectory:
+    view = copy.copy(people)
+    view.__class__ = kind
+    return view
+
+
+class ResolvesAtWrite(GatedStore):
+    """Writes a message as the words of the first identity of its person."""
+
+    async def commit(self, change: Change) -> CommitResult:
+        if change.step is Step.ACCEPT:
+            people = await self.disk.get_people()
+            change = _copy_change(change, *(_resolve_author(draft, people) for draft in change.entries))
+        return await super().commit(change)
+
+
+def _resolve_author(draft: EntryDraft, people: PeopleDirectory) -> EntryDraft:
+    person = people.find_person(draft.author.removeprefix(PERSON_MEMBER))
+    if person is None or not isinstance(draft.body, Heard):
+        return draft
+    identity = people.list_identities(person.id)[0].identity
+    stamp = structs.replace(draft.body.stamp, person=identity)
+    return structs.replace(draft, author=f"{PERSON_MEMBER}{identity}", body=structs.replace(draft.body, stamp=stamp))
+
+
+class PresentPeers(PeerRegistry):
+    """Knows only the peers of now."""
+
+    async def load_records(self, memory: str, agent: str, first_use: Mapping[str, int]) -> dict[str, list[PeerRecord]]:
+        found = await super().load_records(memory, agent, first_use)
+        return {identity: [structs.replace(rows[-1], from_pos=0)] for identity, rows in found.items()}
+
+
+class WritesUnderPresentPeers(WorkerSupervisor):
+    """Sends a message under the peer that its sender has now, and not under the recorded one."""
+
+    def __init__(self, gates: Gates, *, runtimes: AgentRuntimes, **options: Any) -> None:
+        super().__init__(gates, runtimes=runtimes, **options)
+        self.peers = PresentPeers(
+            gates,
+            find_client=runtimes.find_memory,
+            list_memories=lambda agent: runtimes.get_runtime(agent, {}).memories,
+            get_revision=object,
+        )
+
+
+class TrustingEraser(ProviderEraser):
+    """Takes an accepted deletion, status 202, for a finished one."""
+
+    async def read_back(self, place: PlaceErasure) -> PlaceErasure:
+        states = dict.fromkeys((it.id for it in erasure.list_unread(place)), ErasureState.CONFIRMED)
+        now = self.gates.clock.now()
+        for _ in range(2):
+            place = erasure.record_readback(place, states, visible_after=0.0, now=now)
+        return place
+
+
+class ConfirmsUnread(PersonForgetter):
+    def __init__(self, control: SessionAdmin, **options: Any) -> None:
+        super().__init__(control, **options)
+        self.eraser = TrustingEraser(control.gates, control.runtimes)
+
+
+class ForgetsOneIdentity(PersonForgetter):
+    """Forgets only the identity that was named."""
+
+    async def _list_names(self, person: str) -> tuple[str, ...]:
+        return (person,)
+
+
+class KnowsNoTombstones(GatedStore):
+    """Recalls what a memory still has of erased entries."""
+
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
+        found = await super().get_cited_entries(places)
+        return {place: it for place, it in found.items() if it.entry.body is not None}
+
+    async def list_entries(self, session: str, **how: Any) -> list[Entry]:
+        found = await super().list_entries(session, **how)
+        return [] if how.get("kinds") == (EntryKind.ERASED,) and how.get("limit") == 1 else found
+
+    async def list_state_records(self, namespace: StateNamespace, **how: Any) -> list[StateRecord]:
+        return [] if namespace is StateNamespace.ERASURE else await super().list_state_records(namespace, **how)
+
+
 class AnswersTooSoon(GatedStore):
     """Does not sync a commit that has an effect outside."""
 
@@ -665,6 +794,23 @@ MUTANTS: Final[dict[str, SimMutant]] = {
     ),
     "send-unsynced": SimMutant(
         description="send blindly before the sync", parts=_make_early_answer_parts(Step.DELIVERY_SEND)
+    ),
+    "old-identity": SimMutant(
+        description="judge audiences by the old identity", parts=_make_store_parts(ReadsOldIdentities)
+    ),
+    "person-at-write": SimMutant(description="resolve the person at write", parts=_make_store_parts(ResolvesAtWrite)),
+    "present-peer": SimMutant(
+        description="write under the peer of now", parts=SimProcessParts(supervisor=WritesUnderPresentPeers)
+    ),
+    "unlink-ignored": SimMutant(description="answer after an unlink", parts=_make_store_parts(IgnoresUnlinks)),
+    "erasure-assumed": SimMutant(
+        description="confirm a deletion without reading back", parts=SimProcessParts(forgetter=ConfirmsUnread)
+    ),
+    "one-identity": SimMutant(
+        description="forget only one of several identities", parts=SimProcessParts(forgetter=ForgetsOneIdentity)
+    ),
+    "no-tombstones": SimMutant(
+        description="recall erased text from a memory", parts=_make_store_parts(KnowsNoTombstones)
     ),
     "old-client": SimMutant(
         description="keep using a replaced client", parts=SimProcessParts(supervisor=KeepsItsClient)

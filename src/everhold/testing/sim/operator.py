@@ -6,8 +6,9 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from everhold.admin.forgetting import PersonForgetter
 from everhold.admin.sessions import SessionAdmin
 from everhold.core.people import IdentityProof, PeoplePlanner
 from everhold.engine.state_updates import update_people
@@ -15,10 +16,15 @@ from everhold.errors import EverholdError
 from everhold.testing.sim.invariants import SECRET_PATTERN, InvariantWitness
 from everhold.testing.sim.world import SimWorld
 
+if TYPE_CHECKING:
+    from everhold.testing.sim.host import SimEnvironment
+
+ALIASES: Final = ("", "north", "south")
 PACE_SECONDS: Final = 12.0
 INTERFERENCE_PROBABILITY: Final = 0.2
 OPERATOR_ACTIONS: Final = (
-    "erase", "erase", "erase", "note", "undo", "stop", "replay", "replay", "link", "join", "part",
+    "erase", "erase", "note", "undo", "stop", "replay", "replay", "link", "join", "join", "part", "part",
+    "alias", "alias", "forget",
 )  # fmt: skip
 
 
@@ -26,11 +32,18 @@ class SimOperator:
     """Starts an operation from time to time at a serving process. It never retries."""
 
     def __init__(
-        self, world: SimWorld, witness: InvariantWitness, find_control: Callable[[], SessionAdmin | None]
+        self,
+        world: SimWorld,
+        witness: InvariantWitness,
+        environment: SimEnvironment,
+        find_control: Callable[[], SessionAdmin | None],
+        find_forgetter: Callable[[], PersonForgetter | None],
     ) -> None:
         self.world = world
         self.witness = witness
+        self.environment = environment
         self.find_control = find_control
+        self.find_forgetter = find_forgetter
         self.rng = random.Random(f"{world.seed}/operator")
 
     async def run(self) -> None:
@@ -85,6 +98,10 @@ class SimOperator:
                 return control.stop_turn(session)
             case "join" | "part":
                 return self._change_people(control, action)
+            case "alias":
+                return self._edit_alias()
+            case "forget":
+                return self._forget_person()
             case "link":
                 return self._link_identity(control, f"{session}/{rng.random():.6f}")
             case _:
@@ -110,6 +127,27 @@ class SimOperator:
 
         await update_people(control.store, chance=control.gates.chance, at=self.world.now(), by="operator", plan=plan)
         self.world.stats[f"people {action}ed"] += 1
+
+    def _list_known(self) -> list[str]:
+        return sorted(it for it in self.witness.people.moments[-1].person_of if "/" not in it)
+
+    def _edit_alias(self) -> None:
+        """Edit the configuration of a memory: from the next message on, somebody has another name there."""
+        rng, known = self.rng, self._list_known()
+        if known:
+            provider = self.environment.providers[rng.choice(sorted(self.environment.providers))]
+            provider.set_alias(rng.choice(known), rng.choice(ALIASES))
+            self.world.stats["aliases edited"] += 1
+
+    def _forget_person(self) -> Coroutine[Any, Any, object] | None:
+        forgetter, known = self.find_forgetter(), self._list_known()
+        if forgetter is None or not known:
+            return None
+        self.world.stats["people forgotten"] += 1
+        identity = self.rng.choice(known)
+        self.world.record("operator", f"forgets {identity}")
+        self.witness.forget_requests.append((self.world.loop.time(), identity))
+        return forgetter.forget_person(identity)
 
     async def _link_identity(self, control: SessionAdmin, identity: str) -> None:
         await update_people(

@@ -37,7 +37,9 @@ from everhold.core.entries import (
 )
 from everhold.core.people import PeopleEvent, build_directory, can_hear
 from everhold.core.recall import RecallRecord
+from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.outbox.platform import DRAFT_PART
+from everhold.ports.memory import ErasureState
 from everhold.ports.platform import DeliveryGuarantee, IncomingMessage
 from everhold.ports.store import DeadLetter, Receipt, StateNamespace, make_state_scope
 from everhold.ports.tool import ToolEffect
@@ -49,6 +51,8 @@ from everhold.testing.sim.invariants import SECRET_PATTERN, TOKEN_PATTERN, Invar
 from everhold.testing.sim.remote_services import SimPlatform
 from everhold.testing.sim.world import SimWorld
 
+ERASED_CALLS: Final[dict[str, int]] = {}
+"""The calls of a thought that was erased later. Nobody knows them."""
 CUT_SHORT_OUTCOMES: Final = {"failed", "stopped", "interrupted"}
 
 
@@ -82,7 +86,7 @@ async def check_all(
     sessions = [session.id for session in await store.list_sessions(limit=1_000)]
     logs = {session: await store.list_entries(session) for session in sessions}
     thoughts = [e.body for log in logs.values() for e in log if isinstance(e.body, Thought)]
-    recalled = {digest for thought in thoughts for digest in (thought.recall, thought.why) if digest}
+    recalled = {digest for it in thoughts for digest in (it.recall, it.why, it.tools) if digest}
     facts = SimFacts(
         logs=logs,
         blobs={digest: blob for digest in sorted(recalled) if (blob := await store.get_blob(digest)) is not None},
@@ -96,6 +100,11 @@ async def check_all(
         people_events=await store.list_people_events(limit=100_000),
     )
     people = await store.get_people()
+    erasures = await load_erasures(store)
+    for erasure in erasures:
+        for place in erasure.places:
+            if place.state is ErasureState.CONFIRMED:
+                witness.check_deleted(place.memory, erasure)
     report = await control.audit_store()
     problems = [
         f"the audit says: {finding.text}"
@@ -128,6 +137,7 @@ async def check_all(
         environment.providers,
         facts.dead_letters,
         facts.receipts,
+        peers=await store.list_peers(),
         policy=world.profile.policy,
         is_finished=is_finished,
     )
@@ -165,7 +175,8 @@ def _kept(
     platform: SimPlatform, update: IncomingMessage, found: Sequence[Entry], facts: SimFacts, *, acknowledged: bool
 ) -> Iterator[str]:
     """Yield the problems of one update."""
-    erased = any(secret in facts.witness.erased for secret in SECRET_PATTERN.findall(update.text))
+    session, seq = facts.witness.heard_places.get((update.origin, update.revision), ("", 0))
+    erased = any(entry.seq == seq and entry.body is None for entry in facts.logs.get(session, ()))
     if update.offset is not None:
         if found:
             yield f"the ignored message {update.text!r} is in the log"
@@ -180,6 +191,9 @@ def _kept(
         assert isinstance(entry.body, Heard)
         if entry.body.text not in update.text:
             yield f"{update.text!r} is in the log as {entry.body.text!r}"
+        identity = f"{update.origin.platform}:{update.sender}"
+        if (entry.author, entry.body.stamp.person) != (f"person:{identity}", identity):
+            yield f"{update.text!r} of {identity} is in the log as the words of {entry.author}"
 
 
 def check_callers(facts: SimFacts) -> Iterator[str]:
@@ -302,7 +316,7 @@ def _check_message_end(
     if ended is None or not body.asks:
         return
     said = [entry.body for entry in steps if isinstance(entry.body, Said)]
-    notices = [entry.body for entry in steps if isinstance(entry.body, Notified)]
+    notices = [entry for entry in steps if entry.kind is EntryKind.NOTIFIED]  # some were erased later
     if consumption.began[op].type == "command":
         if not notices:
             yield f"the command in message {seq} ended without a notice"
@@ -347,6 +361,10 @@ def _calls(entry: Entry, calls: dict[int, dict[str, int]]) -> Iterator[str]:
     """Yield the problems of an entry about a tool call. Counts results in `calls`: operation -> call -> results."""
     assert entry.op is not None
     asked = calls.get(entry.op, {})
+    if entry.kind is EntryKind.THOUGHT and entry.body is None:
+        calls[entry.op] = ERASED_CALLS
+    if asked is ERASED_CALLS and not isinstance(entry.body, Thought):
+        return
     match entry.body:
         case Thought(calls=made):
             calls[entry.op] = {call.id: 0 for call in made}
@@ -395,9 +413,15 @@ def check_model_requests(facts: SimFacts) -> Iterator[str]:
                         yield f"{session}: turn {entry.seq} pins compression {pinned}, but {newest} is valid"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
+            # the roles of the senders decide which of the tools are offered
+            offered = {tool["name"] for tool in msgspec.json.decode(facts.blobs.get(entry.body.tools, b"[]"))}
             try:
                 request = reference.reconstruct_request(
-                    facts.logs, entry, system=runtime.system, tools=tools, blobs=facts.blobs
+                    facts.logs,
+                    entry,
+                    system=runtime.system,
+                    tools=[it for it in tools if it.name in offered],
+                    blobs=facts.blobs,
                 )
             except reference.InexactReading:
                 continue

@@ -11,8 +11,9 @@ from typing import Final
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import ChatLocation
 from everhold.core.people import build_identity
+from everhold.core.roles import PersonRole
 from everhold.ports.platform import IncomingMessage, PlatformOffset
-from everhold.ports.store import Change, Step
+from everhold.ports.store import Change, Step, Store
 from everhold.testing.sim.remote_services import SimPlatform
 from everhold.testing.sim.world import SimWorld
 
@@ -21,6 +22,7 @@ CHAT_COMMANDS: Final = (
     "/compress", "/compress here 1", "/background",
 )  # fmt: skip
 INTERFERING_COMMANDS: Final = ("/new", "/undo", "/retry", "/undo compress")
+GROUP_ROLES: Final = (PersonRole.OWNER, PersonRole.OWNER, PersonRole.MEMBER, PersonRole.STRANGER)
 STRANGER_ID: Final = "stranger"
 """A sender whose messages are ignored. The platform offset is stored all the same."""
 _RESUME_PATTERN: Final = re.compile(r"/resume ([0-9a-z]{26})")
@@ -155,12 +157,30 @@ def make_offset(read: ChatLocation) -> PlatformOffset:
     return PlatformOffset(key=f"{read.chat}/{read.message}", value="read")
 
 
-async def admit_message(incoming: IncomingMessage) -> AdmissionDecision:
-    """Admit everyone but the stranger. A group shares one session."""
-    return AdmissionDecision(
-        agent="main",
-        identity=build_identity(incoming.origin.platform, incoming.sender),
-        group="shared",
-        ignored=incoming.sender == STRANGER_ID,
-        is_new_identity=True,
-    )
+class SimAdmission:
+    """Admits everyone but the stranger. A group shares one session."""
+
+    def __init__(self, store: Store, *, seed: int) -> None:
+        self.store = store
+        self.seed = seed
+
+    async def __call__(self, incoming: IncomingMessage) -> AdmissionDecision:
+        people = await self.store.get_people()
+        identity = build_identity(incoming.origin.platform, incoming.sender)
+        return AdmissionDecision(
+            agent="main",
+            identity=identity,
+            group="shared",
+            ignored=incoming.sender == STRANGER_ID,
+            people_version=people.version,
+            is_new_identity=identity not in people.identities,
+            role=self._choose_role(incoming),
+        )
+
+    def _choose_role(self, incoming: IncomingMessage) -> PersonRole:
+        """Return the role of a sender, which stays the same in one chat. Most people are owners, so few commands are
+        refused.
+        """
+        if incoming.kind == "dm":
+            return PersonRole.MEMBER
+        return random.Random(f"{self.seed}/{incoming.origin.chat}/{incoming.sender}/role").choice(GROUP_ROLES)

@@ -16,8 +16,12 @@ from msgspec import structs
 
 from everhold.core.consumers import memory_consumer, platform_consumer
 from everhold.core.entries import ChatLocation, Noted
+from everhold.core.peers import PeerRule
+from everhold.core.people import can_hear
 from everhold.errors import InDoubt, PartiallyDone, Refused, Transient
 from everhold.ports.memory import (
+    ErasureState,
+    ErasureTarget,
     Exchange,
     MemoryBatch,
     MemoryCapability,
@@ -26,12 +30,13 @@ from everhold.ports.memory import (
     MemoryNote,
     MemoryQuery,
     MemoryRetraction,
+    ProviderDeletion,
     SessionSwitch,
 )
 from everhold.ports.platform import AcceptMessage, DeliveryGuarantee, IncomingMessage, OutgoingMessage
 from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeMemoryProvider, FakePlatform, FakeTool, get_memory_text
-from everhold.testing.sim.invariants import SECRET_PATTERN, BusyService, InvariantWitness, WaitRequest
+from everhold.testing.sim.invariants import SECRET_PATTERN, AliasEdit, BusyService, InvariantWitness, WaitRequest
 from everhold.testing.sim.process import SimGates, SimProcess
 from everhold.testing.sim.world import SimWorld
 
@@ -39,6 +44,8 @@ LONG_WAIT_SECONDS: Final = (2.0, 20.0, 90.0, 900.0)
 POLL_SECONDS: Final = 50.0
 WEBHOOK_SECONDS: Final = 10.0
 MAX_RECALLED: Final = 3
+DELETION_SECONDS: Final = (0.0, 3.0, 40.0, 400.0, 1_000_000.0)
+"""When a deletion takes effect that a memory has accepted."""
 MEMORY_FAULTS: Final = ("lies", "503 after execution", "idle resets")
 """Faults of a memory provider that is reachable."""
 
@@ -262,7 +269,13 @@ class SimMemoryClient:
     """The client of one process for a provider. It reports a call to `store` after its close."""
 
     capabilities = frozenset(
-        {MemoryCapability.PROBE, MemoryCapability.RETRACT, MemoryCapability.CLOSE, MemoryCapability.SESSION_SWITCHED}
+        {
+            MemoryCapability.PROBE,
+            MemoryCapability.RETRACT,
+            MemoryCapability.CLOSE,
+            MemoryCapability.SESSION_SWITCHED,
+            MemoryCapability.FORGET,
+        }
     )
 
     def __init__(self, provider: SimMemoryProvider) -> None:
@@ -270,6 +283,7 @@ class SimMemoryClient:
         self.delivery = provider.delivery
         self.deadline = provider.deadline
         self.visible_after = provider.visible_after
+        self.peer_rule = provider.peer_rule
         self.closed = False
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
@@ -282,6 +296,12 @@ class SimMemoryClient:
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         return await self.provider.find(query)
+
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        return await self.provider.forget(target)
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        return await self.provider.confirm_deletions(deletions)
 
     async def session_switched(self, switch: SessionSwitch) -> None:
         self.provider.world.stats[f"switched {switch.how}"] += 1
@@ -304,6 +324,9 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
         self.rng = random.Random(f"{world.seed}/{name}/temper")
         self.blamed: set[str] = set()
         """Keys that were refused as the only item of a batch."""
+        self.peer_rule = PeerRule(prefix="sim-")
+        self._deleted_at: dict[int, float] = {}
+        """The id of an item's object -> when its deletion takes effect. `kept` has everything that ever arrived."""
 
     async def store(self, batch: MemoryBatch) -> Mapping[str, str]:
         cursor, session = memory_consumer(self.name), batch.items[0].session
@@ -357,27 +380,62 @@ class SimMemoryProvider(FakeMemoryProvider, SimRemoteService):
         return random.Random(f"{self.world.seed}/{self.name}/{name}").random() < self.world.profile.refused_items
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
-        """Return the newest items. Keyed providers return the entry's seq, so the gateway can judge them; other
-        providers return only what the audience may read.
-
-        Erased items are left out: the forgetting by memories is tested elsewhere.
+        """Return the newest items. A keyed provider returns single messages with their seq, which the gateway judges.
+        Other providers return what the people present may read: those without keys leave out what was erased, and the
+        others return the key.
         """
-        kept = [item for items in self.kept.values() for item in items if not isinstance(item, MemoryRetraction)]
-        found = [
-            MemoryHit(
-                text=text,
-                session=item.session,
-                seq=_get_item_seq(item) if self.delivery is DeliveryGuarantee.KEYED else 0,
-            )
-            for item in sorted(kept, key=lambda item: (-item.at, item.key))
-            if (self.delivery is DeliveryGuarantee.KEYED or set(query.audience) <= set(item.stamp.audience))
-            and not set(SECRET_PATTERN.findall(text := get_memory_text(item))) & set(self.witness.erased)
-        ]
+        self.witness.check_present(query)
+        kept = [it for it in self.list_visible() if not isinstance(it, MemoryRetraction)]
+        found: list[MemoryHit] = []
+        for item in sorted(kept, key=lambda item: (-item.at, item.key)):
+            if self.delivery is DeliveryGuarantee.KEYED:
+                found += _find_messages(item)
+            elif can_hear(query.present, item.stamp.audience, item.at):
+                text = get_memory_text(item)
+                if self.delivery is not DeliveryGuarantee.BLIND:
+                    found.append(MemoryHit(text=text, session=item.session, key=item.key))
+                elif not set(SECRET_PATTERN.findall(text)) & (self.witness.erased.keys() - self.witness.forgotten):
+                    found.append(MemoryHit(text=text))
         for one in found[:MAX_RECALLED]:
             for callback in self.witness.on_recall:
                 callback(one.text)
         return found[:MAX_RECALLED]
 
+    # -- people
 
-def _get_item_seq(item: Exchange | MemoryNote) -> int:
-    return item.seq if isinstance(item, MemoryNote) else item.heard[0].seq
+    def set_alias(self, identity: str, peer: str) -> None:
+        """Edit the configuration: store a person under another peer; empty: under none of their own."""
+        aliases = {**self.peer_rule.aliases, identity: peer}
+        self.peer_rule = structs.replace(self.peer_rule, aliases={it: to for it, to in aliases.items() if to})
+        self.witness.aliases[self.name, identity] = AliasEdit(self.world.loop.time(), peer)
+        self.world.record(self.name, f"is configured to call {identity} {peer or 'by no alias'}")
+
+    def list_visible(self) -> list[MemoryItem]:
+        """Return everything that a search or a read can find."""
+        now = self.world.loop.time()
+        kept = (item for items in self.kept.values() for item in items)
+        return [it for it in kept if self._deleted_at.get(id(it), now + 1) > now]
+
+    async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
+        """Accept the deletion of the erased items. It takes effect later, as with status 202, and sometimes never."""
+        self.refuse_sometimes(f"forget {self.name}", "")
+        found = []
+        for item in self.list_visible():
+            if item.key in target.keys:
+                delay = self.rng.choice(DELETION_SECONDS) if not self.world.calm else DELETION_SECONDS[1]
+                self._deleted_at.setdefault(id(item), self.world.loop.time() + delay)
+                found.append(ProviderDeletion(id=item.key, what=f"the item {item.key}", count=1))
+        self.world.record(self.name, f"will delete {[it.id for it in found]}")
+        return list({it.id: it for it in found}.values())
+
+    async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
+        self.refuse_sometimes(f"forget {self.name}", "")
+        there = {item.key for item in self.list_visible()}
+        return {it.id: ErasureState.ASKED if it.id in there else ErasureState.CONFIRMED for it in deletions}
+
+
+def _find_messages(item: Exchange | MemoryNote) -> list[MemoryHit]:
+    """Return the messages of an item, each with its place in the log."""
+    if isinstance(item, MemoryNote):
+        return [MemoryHit(text=item.text, session=item.session, seq=item.seq)]
+    return [MemoryHit(text=it.text, session=item.session, seq=it.seq) for it in item.heard]

@@ -21,7 +21,7 @@ from everhold.testing.sim import oracles
 from everhold.testing.sim.host import SimEnvironment, SimHost, SimProcessParts, SimRuntimes
 from everhold.testing.sim.invariants import InvariantWitness
 from everhold.testing.sim.loop import LoopStuck, SimLoop
-from everhold.testing.sim.people import SimChat, admit_message
+from everhold.testing.sim.people import SimAdmission, SimChat
 from everhold.testing.sim.profile import SimProfile, draw_profile
 from everhold.testing.sim.remote_services import SimPlatform
 from everhold.testing.sim.world import SimLogger, SimRandom, SimWorld
@@ -82,7 +82,7 @@ def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessP
             store=store, clock=world, chance=SimRandom(seed, "end"), log=SimLogger(world, "end", []), owner="end"
         )
         runtimes = SimRuntimes(environment)
-        acceptor = MessageAcceptor(gates, admit=admit_message, wakeups=Wakeups())
+        acceptor = MessageAcceptor(gates, admit=SimAdmission(store, seed=seed), wakeups=Wakeups())
         control = SessionAdmin(gates, wakeups=Wakeups(), accept=acceptor, runtimes=runtimes)
         found = await oracles.check_all(store, control, world, witness, environment, is_finished=not left)
         await store.close()

@@ -26,6 +26,7 @@ FAULT_NAMES = (
     "crashes", "power cuts", "lost with the power",
     "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
     "refusals", "jumps",
+    "people joined", "people parted", "people forgotten", "aliases edited",
     "lies", "503 after execution", "idle resets", "batches refused", "batches kept in part",
     *ModelFault,
 )  # fmt: skip
