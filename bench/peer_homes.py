@@ -271,17 +271,15 @@ def gateway() -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway() -> Any:
-    """Its gateway with an adapter in memory. Yields a function that sends a message and waits for the answer."""
+async def running_gateway(*names: str) -> Any:
+    """Its gateway with adapters in memory. Yields a function that sends a message and waits for the answer."""
     import gateway.run as running
     from gateway.config import Platform, PlatformConfig, load_gateway_config
     from gateway.platforms.base import BasePlatformAdapter, MessageEvent, MessageType, SendResult
     from gateway.session import SessionSource
 
-    platform = Platform("telegram")
-
     class Adapter(BasePlatformAdapter):
-        def __init__(self) -> None:
+        def __init__(self, platform: Any) -> None:
             super().__init__(PlatformConfig(enabled=True, typing_indicator=False), platform)
             self.sent = 0
 
@@ -298,24 +296,30 @@ async def running_gateway() -> Any:
             return {"name": str(chat_id), "type": "dm"}
 
     config = load_gateway_config()
-    config.platforms[platform] = PlatformConfig(enabled=True, typing_indicator=False)
+    platforms = [Platform(name) for name in names or ("telegram",)]
+    for platform in platforms:
+        config.platforms[platform] = PlatformConfig(enabled=True, typing_indicator=False)
     runner = running.GatewayRunner(config)
-    adapter = Adapter()
-    runner.adapters[platform] = adapter
-    adapter.set_message_handler(runner._handle_message)
-    for name, value in (
-        ("set_busy_session_handler", runner._handle_active_session_busy_message),
-        ("set_session_store", runner.session_store),
-    ):
-        if hasattr(adapter, name):
-            getattr(adapter, name)(value)
-    adapter._busy_text_mode = runner._busy_text_mode
-    adapter.gateway_runner = runner
+    for platform in platforms:
+        runner.adapters[platform] = adapter = Adapter(platform)
+        adapter.set_message_handler(runner._handle_message)
+        for name, value in (
+            ("set_busy_session_handler", runner._handle_active_session_busy_message),
+            ("set_session_store", runner.session_store),
+        ):
+            if hasattr(adapter, name):
+                getattr(adapter, name)(value)
+        adapter._busy_text_mode = runner._busy_text_mode
+        adapter.gateway_runner = runner
     runner._running = True
     state = SimpleNamespace(message=0)
 
-    async def say(text: str, *, chat: str = "1001", user: str = "1001", kind: str = "dm") -> None:
+    async def say(
+        text: str, *, chat: str = "1001", user: str = "1001", kind: str = "dm", on: str = platforms[0].value
+    ) -> None:
         state.message += 1
+        platform = Platform(on)
+        adapter = runner.adapters[platform]
         source = SessionSource(platform=platform, chat_id=chat, chat_type=kind, user_id=user, user_name="Ada")
         event = MessageEvent(text=text, message_type=MessageType.TEXT, message_id=str(state.message), source=source)
         await adapter.handle_message(event)
@@ -357,6 +361,40 @@ async def _moving() -> None:
             await say(text)
 
 
+def household() -> None:
+    """Several people on two platforms, in direct chats and a group. Two of them have the same id. Files as in real
+    homes: memory files, Honcho with an alias, a persona that is a symbolic link, settings and folders that stay behind.
+    """
+    asyncio.run(_household())
+    write_household_files()
+
+
+async def _household() -> None:
+    async with running_gateway("telegram", "discord") as say:
+        await say("my parrot is called Quillon")
+        await say("/new")
+        await say("the meeting is on Thursday")
+        await say("my alarm code is 4711", chat="2002", user="2002")
+        await say("who brings the cake?", chat="-100", user="1001", kind="group")
+        await say("I bring the cake with plums", chat="-100", user="2002", kind="group")
+        await say("I live in Trieste", chat="555", user="555")
+        await say("I live in Bergen", chat="555", user="555", on="discord")
+
+
+def write_household_files() -> None:
+    for folder in ("memories", "skills/greeting", "cron"):
+        (home / folder).mkdir(parents=True, exist_ok=True)
+    (home / "memories" / "MEMORY.md").write_text("The server is called tin.\n§\nDeploys happen on Fridays.")
+    (home / "memories" / "USER.md").write_text("Ada takes warfarin.")
+    (home / "skills" / "greeting" / "SKILL.md").write_text("# Greeting\nSay hello.")
+    (home / "cron" / "jobs.json").write_text(json.dumps({"jobs": [{"id": "j1", "prompt": "Good morning"}]}))
+    persona = home.parent / "persona.md"
+    persona.write_text("You are calm.")
+    (home / "SOUL.md").unlink(missing_ok=True)
+    (home / "SOUL.md").symlink_to(persona)
+    (home / ".env").write_text("TELEGRAM_ALLOWED_USERS=1001,2002,555\nDISCORD_ALLOWED_USERS=555\n")
+
+
 def logged() -> None:
     """agent.log lines of compressions as they are written."""
     log_to_file()
@@ -364,7 +402,9 @@ def logged() -> None:
     rotated()
 
 
-SCENARIOS = {it.__name__: it for it in (plain, compressed, unread, rotated, retried, raced, gateway, moving, logged)}
+SCENARIOS = {
+    it.__name__: it for it in (plain, compressed, unread, rotated, retried, raced, gateway, moving, household, logged)
+}
 for word in scenario.split(","):
     SCENARIOS[word]()
 sys.stdout.write("done\n")

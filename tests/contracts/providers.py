@@ -209,6 +209,29 @@ class BlindProvider(CorrectProvider):
         self.service.items.append(self.make_item(item))
 
 
+class DerivingProvider(CorrectProvider):
+    """Its service derives facts from what was said, and shows them beside it, some time later. It also needs this time
+    until it finds a long text.
+    """
+
+    derive_seconds = 5.0
+
+    def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
+        super().__init__(service, agent, directory)
+        self.stored_at: dict[str, float] = service.__dict__.setdefault("stored_at", {})
+
+    def store_item(self, item: MemoryItem) -> None:
+        super().store_item(item)
+        self.stored_at.setdefault(item.key, asyncio.get_running_loop().time())
+
+    async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+        before = asyncio.get_running_loop().time() - self.derive_seconds
+        found = await super().find(query)
+        derived = [MemoryHit(text=f"It is known: {it.text}") for it in found if self.stored_at[it.key] <= before]
+        shown = [it for it in found if len(it.text) < 10_000 or self.stored_at[it.key] <= before]
+        return [*derived, *shown][: query.limit]
+
+
 # -- wrong providers ---------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +538,18 @@ class ShowingTool(ProviderTool):
         return ToolResult(text="\n".join(stored.text for stored in self.service.items))
 
 
+class ShowsAllInHitsOfATool(CorrectProvider):
+    def tools(self) -> Sequence[Tool]:
+        return [HitsTool(self.service)]
+
+
+class HitsTool(ShowingTool):
+    """Its hits are shown by the gateway, below its text."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult(text="", hits=tuple(MemoryHit(text=stored.text) for stored in self.service.items))
+
+
 class ExportsAll(CorrectProvider):
     async def export(self, person: str) -> AsyncIterator[MemoryHit]:
         for stored in self.service.items:
@@ -541,6 +576,7 @@ WRONG_PROVIDERS: Mapping[type[CorrectProvider], str] = {
     ShowsPartOfTheAudience: "people",
     ShowsAllInAPrompt: "canary",
     ShowsAllInATool: "canary",
+    ShowsAllInHitsOfATool: "canary",
     ExportsAll: "canary",
     ServesOnePerson: "canary",
     SharedByAgents: "agents",

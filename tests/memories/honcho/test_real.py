@@ -1,16 +1,23 @@
-"""Honcho's real server, if a checkout of its source is named: it answers a deletion at once, and deletes later."""
+"""Honcho's real server, if a checkout of its source is named. It derives in the background what everhold recalls, it
+answers a deletion at once and deletes later, and its search returns neighbours.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everhold.memories.honcho.plugin import factory
 from everhold.memories.honcho.provider import HonchoMemory
+from everhold.testing.conformance import CHECKS, ProviderScenario
+from everhold.testing.conformance.run import run_check
+from tests.memories.deriving_model import DERIVED
 from tests.memories.honcho.server import HOW, HonchoServer, find_checkout, run_server
 from tests.memories.memory_items import (
     Forgetting,
@@ -21,14 +28,18 @@ from tests.memories.memory_items import (
     make_exchange,
     make_note,
     make_query,
+    make_tool_context,
+    open_memories,
+    read_tool,
 )
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 LIMIT_SECONDS = 300.0
+SETTINGS: dict[str, Any] = {"deadline_seconds": 30.0, "visible_seconds": 1.0}
 
 
-@pytest.fixture
-def server() -> Iterator[HonchoServer]:
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[HonchoServer]:
     source = find_checkout()
     if source is None:
         pytest.skip(f"Honcho's server is not there: {HOW}")
@@ -37,32 +48,128 @@ def server() -> Iterator[HonchoServer]:
 
 
 @pytest.fixture
-def memory(server: HonchoServer, tmp_path: Path) -> HonchoMemory:
-    settings = {"base_url": server.url, "workspace": "home", "deadline_seconds": 30.0, "visible_seconds": 1.0}
-    return factory(factory.Settings.model_validate(settings), make_context(tmp_path))
+def server(running_server: HonchoServer) -> Iterator[HonchoServer]:
+    """The server without its worker, which a test starts."""
+    yield running_server
+    running_server.stop_worker()
+
+
+@pytest.fixture
+def workspace(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W", "-", request.node.name)[:60]
+
+
+@pytest.fixture
+async def memory(server: HonchoServer, tmp_path: Path, workspace: str) -> AsyncIterator[HonchoMemory]:
+    async with open_memories(factory, tmp_path, base_url=server.url, workspace=workspace, **SETTINGS) as make:
+        yield make()
+
+
+async def wait_until(shown: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for the worker of the server, which sends no event."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while not await shown():
+        assert time.monotonic() < until, what
+        await asyncio.sleep(1.0)
 
 
 async def wait_until_confirmed(memory: HonchoMemory, forgotten: Forgetting) -> None:
-    until = time.monotonic() + LIMIT_SECONDS
-    while set(await confirm(memory, forgotten)) != {"confirmed"}:
-        assert time.monotonic() < until, await confirm(memory, forgotten)
-        await asyncio.sleep(1.0)
+    async def is_confirmed() -> bool:
+        return set(await confirm(memory, forgotten)) == {"confirmed"}
+
+    await wait_until(is_confirmed, "the worker deletes, and everhold confirms it")
+
+
+async def find_texts(memory: HonchoMemory, text: str, who: str = "ada") -> str:
+    return "\n".join(it.text for it in await memory.find(make_query(text, who=who)))
+
+
+async def wait_until_derived(memory: HonchoMemory, word: str, who: str = "ada") -> None:
+    async def is_derived() -> bool:
+        return any(
+            DERIVED in line and word in line
+            for line in (await find_texts(memory, f"{DERIVED} {word}", who)).split("\n")
+        )
+
+    await wait_until(is_derived, f"what Honcho derived from {word} is recalled")
+
+
+async def show(memory: HonchoMemory, who: str) -> str:
+    """Return everything that a person is shown: recall, search without a session, tools and export."""
+    context = make_tool_context(who, session=f"s-{who}")
+    shown = [await find_texts(memory, "what is the secret?", who)]
+    shown += [it.text for it in await memory.find(make_query("what is the secret?", who=who, name="", session=""))]
+    asked = {"honcho_search": {"query": "what is the secret?"}, "honcho_conclude": {"list": True}}
+    for tool in memory.tools():
+        if tool.spec.name != "honcho_reasoning":  # it answers in words of the model
+            shown.append(read_tool(await tool.run(asked.get(tool.spec.name, {}), context)))
+    shown += [it.text async for it in memory.export(who)]
+    return "\n".join(shown)
+
+
+async def test_what_honcho_derives_is_recalled_for_its_person_alone(server: HonchoServer, memory: HonchoMemory) -> None:
+    server.start_worker()
+    await memory.store(make_batch(make_exchange(1, "my secret is zanzibar", "I see"), name="room-of-ada"))
+    other = make_exchange(2, "my hobby is chess", "Nice", who="bob", session="s-bob")
+    await memory.store(make_batch(other, name="room-of-bob"))
+    await wait_until_derived(memory, "zanzibar")
+    await wait_until_derived(memory, "chess", "bob")
+    (conclude,) = (it for it in memory.tools() if it.spec.name == "honcho_conclude")
+    assert DERIVED in read_tool(await conclude.run({"list": True}, make_tool_context("ada")))
+    assert "zanzibar" in await show(memory, "ada")
+    hers, his = await show(memory, "ada"), await show(memory, "bob")
+    assert "chess" in his
+    assert "zanzibar" not in his
+    assert "chess" not in hers
+
+
+async def test_a_session_that_another_program_opened_is_observed_from_the_next_write_on(
+    server: HonchoServer, memory: HonchoMemory
+) -> None:
+    """Honcho keeps the settings of a peer that is in the session already. Without them it derives nothing to recall."""
+    await memory.client.call("opening", lambda sdk: sdk.aio.session("room", peers=["ada", memory.peers.agent_peer]))
+    server.start_worker()
+    await memory.store(make_batch(make_exchange(1, "my secret is zanzibar", "I see"), name="room"))
+    await wait_until_derived(memory, "zanzibar")
+
+
+async def test_no_prompt_of_honcho_contains_our_metadata(server: HonchoServer, memory: HonchoMemory) -> None:
+    server.start_worker()
+    await memory.store(make_batch(make_exchange(1, "my hobby is falconry", "I see", session="session-of-mine")))
+    await wait_until_derived(memory, "falconry")
+    prompts = [it for it in server.model.list_prompts() if "falconry" in it]
+    assert prompts
+    assert [it for it in prompts if "everhold" in it or "session-of-mine" in it] == []
 
 
 async def test_a_session_is_confirmed_only_after_the_worker_has_deleted_it(
     server: HonchoServer, memory: HonchoMemory
 ) -> None:
     await memory.store(make_batch(make_exchange(1, "my secret is zanzibar", "I see"), make_note(2, "likes tea")))
-    assert any("zanzibar" in it.text for it in await memory.find(make_query("secret zanzibar")))
+    assert "zanzibar" in await find_texts(memory, "secret zanzibar")
     forgotten = await forget(memory, "ada")
     states = dict(
         zip([it.id.partition(":")[0] for it in forgotten.deletions], await confirm(memory, forgotten), strict=True)
     )
     assert states == {"conclusions": "confirmed", "session": "asked"}
-    assert any("zanzibar" in it.text for it in await memory.find(make_query("secret zanzibar"))), "it still has it"
+    assert "zanzibar" in await find_texts(memory, "secret zanzibar"), "it still has it"
     server.start_worker()
     await wait_until_confirmed(memory, forgotten)
-    assert not any("zanzibar" in it.text for it in await memory.find(make_query("secret zanzibar")))
+    assert "zanzibar" not in await find_texts(memory, "secret zanzibar")
+
+
+async def test_when_erasure_is_confirmed_nothing_derived_is_left_either(
+    server: HonchoServer, memory: HonchoMemory
+) -> None:
+    server.start_worker()
+    await memory.store(make_batch(make_exchange(1, "my secret is quibblewort", "I see"), make_note(2, "quibblewort")))
+    await wait_until_derived(memory, "quibblewort")
+    assert "quibblewort" in server.database.dump_rows()
+    forgotten = await forget(memory, "ada")
+    await wait_until_confirmed(memory, forgotten)
+    assert "quibblewort" not in await show(memory, "ada")
+    left = [line for line in server.database.dump_rows().splitlines() if "quibblewort" in line]
+    assert left == [], "its database has none of it"
 
 
 async def test_a_rebuilt_session_keeps_the_others(server: HonchoServer, memory: HonchoMemory) -> None:
@@ -73,3 +180,19 @@ async def test_a_rebuilt_session_keeps_the_others(server: HonchoServer, memory: 
     forgotten = await forget(memory, "ada", keys=(mine.key,), rebuild=True)
     await wait_until_confirmed(memory, forgotten)
     assert [it.content for it in await memory.client.list_messages("club-2")] == ["I like quokkas", "Nice"]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+async def test_the_real_server_passes_the_conformance_suite(
+    server: HonchoServer, tmp_path: Path, workspace: str, check: str
+) -> None:
+    def make(agent: str, directory: Path) -> HonchoMemory:
+        given = factory.Settings.model_validate({"base_url": server.url, "workspace": workspace, **SETTINGS})
+        return factory(given, make_context(directory, agent=agent))
+
+    server.start_worker()
+    scenario = ProviderScenario(tmp_path, make, seconds=60.0, patience=120.0)
+    outcome = await run_check(check, scenario, most=900.0)
+    if outcome.state == "skipped":
+        pytest.skip(outcome.reason)
+    assert outcome.state == "passed", outcome.reason

@@ -100,9 +100,10 @@ async def _collect_shown(scenario: ProviderScenario, it: MemoryClient, who: str)
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> str:
     try:
-        return (await tool.run(arguments, context)).text
+        result = await tool.run(arguments, context)
     except EverholdError as error:
         return str(error)
+    return "\n".join((result.text, *(hit.text for hit in result.hits)))
 
 
 def _build_reading_calls(tool: Tool) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ async def check_session_names(scenario: ProviderScenario) -> None:
         await asyncio.gather(*(it.store(batch) for batch in batches))
     for name, token in tokens.items():
         await scenario.assert_found(it, token)
-        (found,) = await scenario.find_hits(it, token)
+        (found,) = await scenario.find_copies(it, token)
         if found.session not in ("", scenario.make_session_id(name)):
             raise CheckFailed(f"a text of session {name} is found with session {found.session}")
 

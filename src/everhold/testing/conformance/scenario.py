@@ -238,16 +238,28 @@ class ProviderScenario:
             found = await attached.find(self.make_query(token, **whose))
         return [item for item in found if token in item.text]
 
-    async def assert_found(self, attached: MemoryClient, *tokens: str, times: int = 1, **whose: Any) -> None:
-        """Check that every word is found `times` times, and stays so."""
+    async def find_copies(self, attached: MemoryClient, token: str, **whose: Any) -> list[MemoryHit]:
+        """Return the hits for a word now that are the item itself. A service may show beside it what it derived from
+        it, which has no key.
+        """
+        found = await self.find_hits(attached, token, **whose)
+        return [item for item in found if item.key] or found
+
+    async def wait_until_found(
+        self, attached: MemoryClient, token: str, *, times: int = 1, **whose: Any
+    ) -> list[MemoryHit]:
+        """Return the hits that are the item itself, once there are `times` of them, or the patience has ended."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.patience + attached.visible_after
+        # poll, because the service sends no event when it has stored and indexed an item
+        while len(found := await self.find_copies(attached, token, **whose)) < times and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(SETTLE_SECONDS)
+        return found
+
+    async def assert_found(self, attached: MemoryClient, *tokens: str, times: int = 1, **whose: Any) -> None:
+        """Check that every word is found `times` times."""
         for token in tokens:
-            # poll, because the service sends no event when it has stored an item
-            while len(found := await self.find_hits(attached, token, **whose)) < times and loop.time() < until:  # noqa: ASYNC110
-                await asyncio.sleep(
-                    SETTLE_SECONDS
-                )  # poll, because the service sends no event when it has indexed an item
+            found = await self.wait_until_found(attached, token, times=times, **whose)
             if len(found) != times:
                 raise CheckFailed(
                     f"“{token}” was stored, and is found {_format_times(len(found))}, not {_format_times(times)}"

@@ -115,7 +115,7 @@ async def check_unicode(scenario: ProviderScenario) -> None:
         except Refused:
             continue
         await scenario.assert_found(it, token)
-        (found,) = await scenario.find_hits(it, token)
+        (found,) = await scenario.find_copies(it, token)
         if words not in found.text:
             raise CheckFailed(f"{words!r} came back as {found.text[:80]!r}")
 
@@ -131,7 +131,7 @@ async def check_large_items(scenario: ProviderScenario) -> None:
         kept = False
     await scenario.store_items(it, scenario.make_exchange(f"{small} is small"))
     await scenario.assert_found(it, small)
-    if kept and not await scenario.find_hits(it, big):
+    if kept and not await scenario.wait_until_found(it, big):
         raise CheckFailed("an item of one megabyte was stored and is not found")
 
 
