@@ -61,12 +61,13 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.fullmatch(r"argument .*: invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        _, is_choice, wrong = message.partition(": invalid choice: '")
         remedy = f"`{self.prog} --help` shows the arguments"
-        if wrong:
-            known = re.findall(r"[\w-]+", wrong[2])
-            near = difflib.get_close_matches(wrong[1], known, n=1, cutoff=0.7)
-            message = f"{wrong[1]!r} is not a valid value"
+        if is_choice:
+            given, _, choices = wrong.rpartition("' (choose from ")
+            known = re.findall(r"[\w-]+", choices)
+            near = difflib.get_close_matches(given, known, n=1, cutoff=0.7)
+            message = f"{given!r} is not a valid value"
             remedy = f"did you mean `{near[0]}`?" if near else f"use one of: {', '.join(known)}"
         self.fail(message, remedy)
 

@@ -17,13 +17,13 @@ _SECRET_SHAPE_PATTERN: Final = re.compile(
     | \bsyt_[A-Za-z0-9_]{16,} | \bmat_[A-Za-z0-9]{16,}    # Matrix
     | \bgh[opsur]_[A-Za-z0-9]{20,} | \bgithub_pat_[A-Za-z0-9_]{20,} | \bglpat-[A-Za-z0-9_-]{16,}
     | \bhf_[A-Za-z0-9]{20,} | \bgsk_[A-Za-z0-9]{20,} | \bAIza[A-Za-z0-9_-]{30,} | \bAKIA[A-Z0-9]{16}\b
-    | \beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.      # JSON web tokens
+    | (?<![A-Za-z0-9_-])(?:(?!\beyJ)[A-Za-z0-9_-])*+eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{8,}+\.  # JSON web tokens
     | -----BEGIN[ A-Z]*PRIVATE\ KEY-----
     | \b[Bb]earer\ +[A-Za-z0-9._~+/-]{16,}
     """,
     re.VERBOSE,
 )
-_URL_PASSWORD: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
+_URL_PASSWORD: Final = re.compile(r"[a-z0-9+.-]://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _ENV_REFERENCE: Final = re.compile(r"(?:\$\{?|env:)([A-Za-z_][A-Za-z0-9_]*)\}?|([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)")
 _WORD_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")

@@ -24,7 +24,7 @@ from everhold.config.literals import mask_secrets
 
 _QUOTED: Final = re.compile(r"'[^'<]{2,}'|\"[^\"<]{2,}\"")
 _FOUND: Final = re.compile(r"found '([^']*)'")
-_NO_SPACE: Final = re.compile(r"[ -]*[\w-]+:[^\s:]")
+_NO_SPACE: Final = re.compile(r"[ -]*+[\w-]+:[^\s:]")
 _GENERAL_REMEDY: Final = "indent with spaces, and put text with special characters in quotes"
 
 

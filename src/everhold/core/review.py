@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection
 from typing import Final
 
@@ -27,7 +26,6 @@ REVIEW_PROMPT: Final = (
     "Note only what the lines say. Never note that something is unknown or was not discussed. "
     "If there is nothing worth keeping, answer with nothing."
 )
-_JSON_OBJECT: Final = re.compile(r"\{.*\}")
 
 
 class ReviewFinding(Struct, frozen=True):
@@ -62,12 +60,9 @@ def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
     """Return the findings in a model's answer that cite entries it was shown. The rest of the answer is ignored."""
     found: list[ReviewFinding] = []
     for line in answer.splitlines():
-        match = _JSON_OBJECT.search(line)
-        if match is None:
-            continue
         try:
-            decoded = json.loads(match[0])
-        except ValueError:
+            decoded = json.loads(line[max(line.find("{"), 0) : line.rfind("}") + 1])
+        except (ValueError, RecursionError):
             continue
         if not isinstance(decoded, dict):
             continue

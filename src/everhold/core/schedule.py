@@ -96,15 +96,15 @@ class Schedule(Struct, frozen=True, omit_defaults=True):
 
 def parse_rule(text: str) -> tuple[ScheduleRule, str, str] | None:
     """Return (rule, its text, the text after it), or None if the text does not begin with a rule."""
-    for shape, read in (
-        (_EVERY_PATTERN, _parse_interval),
-        (_IN_PATTERN, _parse_delay),
-        (_DATE_PATTERN, _parse_date),
-        (_NEXT_TIME_PATTERN, _parse_next_time),
-        (_NAMED_DAYS_PATTERN, _parse_named_days),
-        (_CRON_PATTERN, _parse_cron),
+    for match_rule, read in (
+        (_EVERY_PATTERN.match, _parse_interval),
+        (_IN_PATTERN.match, _parse_delay),
+        (_DATE_PATTERN.match, _parse_date),
+        (_NEXT_TIME_PATTERN.match, _parse_next_time),
+        (_NAMED_DAYS_PATTERN.match, _parse_named_days),
+        (_CRON_PATTERN.match, _parse_cron),
     ):
-        found = shape.match(text)
+        found = match_rule(text)
         if found is not None and (rule := read(found)) is not None:
             return rule, found[0].strip(), text[found.end() :].strip()
     return None

@@ -31,10 +31,10 @@ _ID: Final = re.compile(
     r"[@!#$][\w.=/+-]+:[\w.-]+\w(?::\d+)?"  # at a server
     r"|(?<![\w.-])[@#!-]?\d{5,}(?!\w)"
     r"|(?<![\w-])[A-Z](?=[A-Z]*\d)[A-Z0-9]{8,}(?![\w-])"
-    r"|[\w.+-]+@[\w-]+\.[\w.]+"
+    r"|[\w.+-]{1,64}@[\w-]{1,255}\.[\w.]+"
     r"|@[A-Za-z]\w{2,}"
 )
-_QUOTED: Final = re.compile(r"'[^']{3,}'|\"[^\"]{3,}\"|«[^»]*»")
+_QUOTED: Final = re.compile(r"'[^']{3,}'|\"[^\"]{3,}\"|«[^»]*(?:»|\Z)")
 _PATH: Final = re.compile(r"/(?:home|Users)/[^/\s]+")
 _KEPT: Final = re.compile(r"compression|WARNING|ERROR|CRITICAL|Traceback")
 _SESSION: Final = re.compile(r"\d{8}_\d{6}_[0-9a-f]{6,8}")

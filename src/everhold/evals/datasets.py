@@ -18,9 +18,9 @@ from everhold.evals.conversation import EvalConversation, EvalQuestion, EvalTool
 from everhold.evals.score import has_answer, normalize_text
 
 MAX_QUESTIONS: Final = 150
-_FIGURE: Final = re.compile(r"(?<!\w)[\w@./:-]*\d[\w@./:-]*[\w%]")
+_FIGURE: Final = re.compile(r"(?<![\w@./:-])[\w@./:-]*\d[\w@./:-]*[\w%]")
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
-_TRACE: Final = re.compile(r"\s*->->.*$", re.DOTALL)
+_TRACE: Final = re.compile(r"(?<!\s)\s*->->.*$", re.DOTALL)
 
 
 def read_conversations(path: Path) -> list[EvalConversation]:

@@ -16,7 +16,7 @@ _SPACE: Final = re.compile(r"\s+")
 _MARKUP: Final = re.compile(r"[*`“”„«»\"]")
 _GROUPS: Final = re.compile(r"(?<=\d)[.,'\u2019\u202f\u00a0](?=\d{3}(?!\d))")
 _DASHES: Final = re.compile(r"[\u2010-\u2015]")
-_FIGURE: Final = re.compile(r"[\w@./:#%-]*\d[\w@./:#%-]*")
+_FIGURE: Final = re.compile(r"(?<![\w@./:#%-])[\w@./:#%-]*\d[\w@./:#%-]*")
 _ENTRY: Final = re.compile(r"#\d+\b")
 """An entry's number, as summaries cite it."""
 _LISTED: Final = re.compile(r"^\s*(?:[-*•]\s*)?\(?\d{1,2}[.)]\s", re.MULTILINE)

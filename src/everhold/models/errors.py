@@ -82,16 +82,16 @@ _BILLING: Final = re.compile(
 )
 _KEY_PATTERN: Final = re.compile(
     r"\b(?:sk|pk|rk|gsk|xai|key|AIza|hf|r8|nvapi|pplx|csk|fw|tgp)[-_][\w*.\-]{6,}|\bAIza[\w*\-]{6,}|"
-    r"(?<=Bearer )\S{6,}|[A-Za-z0-9]{2,}\*{3,}[A-Za-z0-9]*"
+    r"(?<=Bearer )\S{6,}|(?<![A-Za-z0-9])[A-Za-z0-9]{2,}\*{3,}[A-Za-z0-9]*"
 )
-_HTML_TAGS: Final = re.compile(r"<(?:script|style)\b.*?</(?:script|style)>|<[^>]*>", re.IGNORECASE | re.DOTALL)
+_HTML_TAGS: Final = re.compile(r"<(?:script|style)\b.*?(?:</(?:script|style)>|\Z)|<[^<>]*>", re.IGNORECASE | re.DOTALL)
 _RETRY_PHRASE: Final = re.compile(
     r"(?:try again|retry|available again) in (?:about )?"
     r"((?:\d+(?:\.\d+)?\s*(?:ms|[dhms]|seconds?|minutes?|hours?)\b\s*|\d+(?:\.\d+)?[hm](?=\d))+)",
     re.IGNORECASE,
 )
 _DURATION: Final = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(ms|milliseconds?|d(?:ays?)?|h(?:ours?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)"
+    r"(?<!\d)(\d+(?:\.\d+)?)\s*(ms|milliseconds?|d(?:ays?)?|h(?:ours?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)"
 )
 _UNIT_SECONDS: Final = {"d": DAY_SECONDS, "h": 3600.0, "m": 60.0, "s": 1.0}
 

@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
@@ -54,23 +54,23 @@ _TOKEN_LIMIT: Final = re.compile(
     r"([\d,]{2,7})\s+(words|tokens|characters)",
     re.IGNORECASE,
 )
-_RECALL_FENCES: Final = (
-    re.compile(r"<([\w:-]*(?:recall|memor|remember|context)[\w:-]*)\b[^<>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL),
-    re.compile(r"(```)[^\n]*(?:recall|memor)[^\n]*\n(.*?)```", re.IGNORECASE | re.DOTALL),
-    re.compile(r"(^|\n)[^\n]{0,80}\b(?:recall|memor)\w*[^\n]{0,160}\n((?:[ \t]*[-*•][^\n]*(?:\n|\Z))+)", re.IGNORECASE),
-)
+_TAG: Final = re.compile(r"<(/?)([\w:-]{1,64})\b[^<>]*>")
+_RECALL_TAG: Final = re.compile(r"recall|memor|remember|context", re.IGNORECASE)
+_RECALL_WORD: Final = re.compile(r"\b(?:recall|memor)", re.IGNORECASE)
+_RECALL_HEADING_CHARS: Final = 250
+_BULLET: Final = re.compile(r"[ \t]*[-*•]")
 _TOOL_REQUEST: Final = re.compile(
     r"\b(?:use|call|run)\s+(?:the\s+)?(?:tool\s+[\"'`“]?([\w:./-]+)[\"'`”]?|[\"'`“]?([\w:./-]+)[\"'`”]?\s+tool\b)",
     re.IGNORECASE,
 )
 _REMEMBER_REQUEST: Final = re.compile(
-    r"^(?:please[, ]+|can you (?:please )?|could you (?:please )?|hey[, ]+)*"
+    r"^(?:please[, ]+|can you |could you |hey[, ]+)*+"
     r"(?:remember|note|keep in mind|don.t forget|make a note|merk dir|merke dir)\b[,:]?\s*"
     r"(?:(?:that|this|dass|of)\b[,:]?\s*)?(.+)",
     re.IGNORECASE | re.DOTALL,
 )
 _SEARCH_REQUEST: Final = re.compile(
-    r"^(?:please[, ]+|can you (?:please )?|could you (?:please )?)*"
+    r"^(?:please[, ]+|can you |could you )*+"
     r"(?:search(?: (?:the|our|my|your))?(?: (?:log|history|sessions?|memory|conversations?))?(?: for)?|look up|"
     r"look for|suche(?: nach)?)\b[:,]?\s+(.+)",
     re.IGNORECASE | re.DOTALL,
@@ -87,10 +87,10 @@ _IDENTITY_QUESTION: Final = re.compile(
 _GREETING: Final = re.compile(r"^(?:hi|hello|hey|hallo|good (?:morning|evening|day))\b[\s\w,!.]{0,30}$", re.IGNORECASE)
 _RECAP_REQUEST: Final = re.compile(r"\b(?:summari[sz]e|sum (?:it|this|that|us) up|summary|recap)\b", re.IGNORECASE)
 
-_HEADING: Final = re.compile(r"\[Summary of [^\]]*\]")
+_HEADING: Final = re.compile(r"\[Summary of [^\]]{0,400}\]")
 _NOTICE: Final = re.compile(r"everhold: \[.*\]$")
 _SPEAKER_PREFIX: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
-_SPEAKER_LINE: Final = re.compile(r"\[([^\]]* · [^\]]*|(?:forwarded|quoted|embedded), [^\]]*)\] ?(.*)")
+_SPEAKER_LINE: Final = re.compile(r"\[((?=[^\]]* · )[^\]]*|(?:forwarded|quoted|embedded), [^\]]*)\] ?(.*)")
 _PIECE_HEAD: Final = re.compile(r"\w+, written by (.*?); data")
 
 _STORING_TOOLS: Final = ("remember", "memory_add", "memory", "note", "notes")
@@ -135,7 +135,7 @@ class OfflineModel:
         if read > self.context_tokens:
             raise TooLong(f"{self.name}: the request has about {read} tokens, its window holds {self.context_tokens}")
         text, calls = _build_reply(request, self.context_tokens)
-        for word in re.findall(r"\s*\S+", text):
+        for word in re.findall(r"\s*\S+|\s+\Z", text):
             if on_text is not None:
                 on_text(word)
             if self._seconds_per_word:
@@ -357,11 +357,67 @@ def _quote_text(text: str) -> str:
 def split_recalled(text: str) -> tuple[str, list[str]]:
     """Return what a person said, and the sentences that were recalled with it."""
     recalled: list[str] = []
-    for fence in _RECALL_FENCES:
-        for match in fence.finditer(text):
-            recalled += split_sentences(match[2])
-        text = fence.sub("\n", text)
+    for find_blocks in (_find_tagged_blocks, _find_fenced_blocks, _find_listed_blocks):
+        kept, at = [], 0
+        for block in find_blocks(text):
+            recalled += split_sentences(text[block.begin : block.end])
+            kept.append(text[at : block.start])
+            at = block.stop
+        text = "\n".join([*kept, text[at:]])
     return text.strip(), recalled
+
+
+class RecalledBlock(NamedTuple):
+    """Where a block of recalled text is: from `start` to `stop`, with its content from `begin` to `end`."""
+
+    start: int
+    begin: int
+    end: int
+    stop: int
+
+
+def _find_tagged_blocks(text: str) -> Iterator[RecalledBlock]:
+    """Find `<recalled> … </recalled>`. Each tag is read once, also if it is never closed."""
+    opened: dict[str, re.Match[str]] = {}
+    for tag in _TAG.finditer(text):
+        name = tag[2].lower()
+        if not tag[1]:
+            if _RECALL_TAG.search(name):
+                opened.setdefault(name, tag)
+        elif name in opened:
+            first = opened[name]
+            yield RecalledBlock(first.start(), first.end(), tag.start(), tag.end())
+            opened.clear()
+
+
+def _find_fenced_blocks(text: str) -> Iterator[RecalledBlock]:
+    """Find blocks of code whose first line says that they are recalled."""
+    at = 0
+    while (start := text.find("```", at)) >= 0 and (line_end := text.find("\n", start)) >= 0:
+        at = line_end + 1
+        if _RECALL_WORD.search(text, start + 3, line_end):
+            end = text.find("```", at)
+            if end < 0:
+                return
+            yield RecalledBlock(start, at, end, end + 3)
+            at = end + 3
+
+
+def _find_listed_blocks(text: str) -> Iterator[RecalledBlock]:
+    """Find lists under a line that says that they are recalled."""
+    at, heading, begin = 0, -1, -1
+    for line in text.splitlines(keepends=True):
+        is_bullet = _BULLET.match(line) is not None
+        if begin >= 0 and not is_bullet:
+            yield RecalledBlock(heading, begin, at, at)
+            heading = begin = -1
+        if begin < 0 and is_bullet and heading >= 0:
+            begin = at
+        elif begin < 0:
+            heading = at if len(line) <= _RECALL_HEADING_CHARS and _RECALL_WORD.search(line) else -1
+        at += len(line)
+    if begin >= 0:
+        yield RecalledBlock(heading, begin, at, at)
 
 
 def _extract_recalled_sentences(text: str) -> list[str]:

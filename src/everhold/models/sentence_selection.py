@@ -65,7 +65,7 @@ _ORDER: Final = re.compile(
 )
 """Requests to an assistant, and its quotes. Their content is found elsewhere."""
 _IDENTIFIER: Final = re.compile(
-    r"https?://\S+|[\w.-]*[/\\][\w./\\-]+|\b\w+_\w+\b|\b[a-z]+[A-Z]\w*|@\w+|#\w+|`[^`]+`|\"[^\"]+\"|“[^”]+”"
+    r"https?://\S+|(?<![\w.-])[\w.-]*[/\\][\w./\\-]+|\b\w+_\w+\b|\b[a-z]+[A-Z]\w*|@\w+|#\w+|`[^`]+`|\"[^\"]+\"|“[^“”]+”"
 )
 _NUMBER: Final = re.compile(r"\d[\d.,:/-]*")
 _NAME: Final = re.compile(r"(?<![.!?:]\s)(?<!^)\b[A-ZÀ-ÖØ-Þ][\w-]+")

@@ -259,9 +259,9 @@ class LaunchdBackend(ServiceBackend):
         shown = self._query_service(name)
         if shown is None:
             return ServiceState(active="not loaded")
-        state = re.search(r"^\s*state = (.+)$", shown, re.MULTILINE)
-        pid = re.search(r"^\s*pid = (\d+)$", shown, re.MULTILINE)
-        ended = re.search(r"^\s*last exit code = (\d+)", shown, re.MULTILINE)
+        state = re.search(r"^[ \t]*state = (.+)$", shown, re.MULTILINE)
+        pid = re.search(r"^[ \t]*pid = (\d+)$", shown, re.MULTILINE)
+        ended = re.search(r"^[ \t]*last exit code = (\d+)", shown, re.MULTILINE)
         return ServiceState(
             active=state[1] if state else "unknown",
             running=pid is not None,

@@ -16,15 +16,19 @@ import re
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path, PurePath
 from threading import RLock
-from typing import Final, Literal, NamedTuple, TextIO, TypeAlias
+from types import FrameType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO, TypeAlias
 from urllib.parse import quote
 
 from everhold.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from logging import LogRecord
 
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -45,17 +49,28 @@ _SECRET_SHAPE: Final = re.compile(
     | \bx(?:ox[a-z]|app)-[\w-]{10,}
     | (?<!\d)\d{6,12}:[\w-]{33,36}(?![\w-])                         # an account's number and its key
     | \b[MNO][\w-]{22,27}\.[\w-]{6,7}\.[\w-]{27,}                    # number, time, signature
-    | \beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                              # signed claims
     | \bAKIA[A-Z0-9]{16}\b
     """,
     re.VERBOSE | re.ASCII,
 )
+_SIGNED_CLAIMS: Final = re.compile(
+    r"(?<![\w-]) (?:(?!\beyJ)[\w-])*+ eyJ[\w-]{8,}+ \. [\w-]{8,}+ \. [\w-]*+", re.VERBOSE | re.ASCII
+)
+"""Begins only where a run of such characters begins, and reads each run once. So its cost is linear."""
 _NEEDS_QUOTES: Final = re.compile(r"[ =\"'\\]")
 _OPEN_FLAGS: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
 _MAX_CACHED_CHARS: Final = 64
 _MAX_CACHED_TEXTS: Final = 4_096
 _MIN_SECRET_CHARS: Final = 6
 _MAX_DEPTH: Final = 6
+MAX_TEXT_CHARS: Final = 4_000
+"""Of one text in a log line. A longer one is cut before its secrets are hidden, so that its cost is bounded."""
+MAX_TRACE_CHARS: Final = 32_000
+_CUT_MARGIN_CHARS: Final = 256
+"""Half of a secret at the cut is not recognized. So this much is read and not shown, or more if a secret is longer."""
+_MAX_FRAMES: Final = 12
+_MAX_ITEMS: Final = 200
+"""Of all lists and mappings in one field."""
 _MAX_PLAIN_INT: Final = 1 << 63
 _BOUNDED_REPR: Final = reprlib.Repr()  # bounded, and unlike repr() it survives an object that cannot describe itself
 _BOUNDED_REPR.maxother = _BOUNDED_REPR.maxstring = 500
@@ -72,6 +87,7 @@ class SecretRedaction:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
+        self._margin_chars = _CUT_MARGIN_CHARS
         self.rendered_fields: dict[tuple[str, object], str] = {}
         """Cache of rendered fields with short values. Cleared by `add_secrets`."""
         self._scrubbed_texts: dict[str, str] = {}
@@ -82,6 +98,7 @@ class SecretRedaction:
         for secret in map(str.strip, secrets):
             if len(secret) >= _MIN_SECRET_CHARS:
                 self._known |= {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}
+        self._margin_chars = max(_CUT_MARGIN_CHARS, *map(len, self._known), 0)
         longest_first = sorted(self._known, key=lambda secret: (-len(secret), secret))
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self._scrubbed_texts.clear()
@@ -98,45 +115,68 @@ class SecretRedaction:
             found = self._scrubbed_texts[text] = self._scrub_uncached(text)
         return found
 
+    def scrub_bounded(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> str:
+        """Return the beginning of `text` with its secrets hidden. What follows is not read."""
+        if len(text) <= max_chars:
+            return self.scrub_text(text)
+        read = self.scrub_text(text[: max_chars + self._margin_chars])
+        return f"{read[: -self._margin_chars]}… ({len(text):,} characters)"
+
     def _scrub_uncached(self, text: str) -> str:
         if self._pattern is not None:
             text = self._pattern.sub(HIDDEN_TEXT, text)
+        if "eyJ" in text:
+            text = _SIGNED_CLAIMS.sub(HIDDEN_TEXT, text)
         return _SECRET_SHAPE.sub(
             lambda found: (found["keep"] or found["also"] or found["user"] or "") + HIDDEN_TEXT, text
         )
 
-    def render_plain(self, value: object, *, name: str = "", depth: int = _MAX_DEPTH) -> object:
-        """Return `value` of the field `name` as plain data without secrets."""
+    def render_plain(self, value: object, *, name: str = "") -> object:
+        """Return `value` of the field `name` as plain data without secrets, of a bounded size."""
+        return self._render_inside(value, name, _MAX_DEPTH, iter(range(_MAX_ITEMS)))
+
+    def _render_inside(self, value: object, name: str, depth: int, room: Iterator[int]) -> object:
+        """Render a value. `room` has an item for each item of a list or mapping that may still be shown."""
         match value:
             case None | bool():
                 return value
             case int():
-                return value if value.bit_length() < 1000 else hex(value)
+                return value if value.bit_length() < 1000 else "a number of more than 300 digits"
             case float():
                 return value if math.isfinite(value) else repr(value)
             case str():
-                return HIDDEN_TEXT if value and _is_secret_name(name) else self.scrub_text(str.__str__(value))
+                return HIDDEN_TEXT if value and _is_secret_name(name) else self.scrub_bounded(str.__str__(value))
             case BaseException():
                 lines = traceback.TracebackException(type(value), value, None).format_exception_only()
-                return self.scrub_text("".join(lines).strip())
+                return self.scrub_bounded("".join(lines).strip())
             case datetime() | PurePath():
-                return self.scrub_text(str(value))
+                return self.scrub_bounded(str(value))
             case dict() if depth:
-                inside = {
-                    self.scrub_text(k) if isinstance(k, str) else _BOUNDED_REPR.repr(k): v
-                    for k, v in value.copy().items()
-                }
-                return {k: self.render_plain(v, name=k, depth=depth - 1) for k, v in inside.items()}
+                shown: dict[str, object] = {}
+                for key, item in value.copy().items():
+                    if next(room, None) is None:
+                        shown["…"] = f"{len(value):,} items"
+                        break
+                    word = self.scrub_bounded(key) if isinstance(key, str) else _BOUNDED_REPR.repr(key)
+                    shown[word] = self._render_inside(item, word, depth - 1, room)
+                return shown
             case list() | tuple() | set() | frozenset() if depth:
-                return [self.render_plain(item, name=name, depth=depth - 1) for item in list(value)]
+                items: list[object] = []
+                for item in list(value):
+                    if next(room, None) is None:
+                        items.append(f"… {len(value):,} items")
+                        break
+                    items.append(self._render_inside(item, name, depth - 1, room))
+                return items
             case _:
-                return self.scrub_text(_BOUNDED_REPR.repr(value))
+                return self.scrub_bounded(_BOUNDED_REPR.repr(value))
 
     def render_trace(self, values: Iterable[object]) -> str:
         """Return the traceback of the first exception that has one."""
         for value in values:
             if isinstance(value, BaseException) and value.__traceback__ is not None:
-                return self.scrub_text("".join(traceback.TracebackException.from_exception(value).format()).rstrip())
+                text = "".join(traceback.TracebackException.from_exception(value).format()).rstrip()
+                return self.scrub_bounded(text, max_chars=MAX_TRACE_CHARS)
         return ""
 
 
@@ -372,17 +412,45 @@ def open_log(
 
 
 def adopt_stdlib(log: StructuredLogger) -> None:
-    """Send warnings and errors of libraries to `log`. Their lower levels are dropped."""
+    """Send warnings and errors of libraries to `log`. Their lower levels are dropped.
+
+    A library may put what it received into its text: a body, an event, a header. So the log shows the words that its
+    source contains, the place, the type of the error and the frames, and nothing that was formatted into them.
+    """
     import logging  # only a running gateway needs it
 
     class LoggingBridge(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            try:
-                text = record.getMessage()
-            except (TypeError, ValueError, KeyError):  # the library's arguments do not fit its format
-                text = str(record.msg)
             emit = log.error if record.levelno >= logging.ERROR else log.warning
             error = record.exc_info[1] if record.exc_info else None
-            emit("library.warned", library=record.name, text=text, **({"error": error} if error else {}))
+            emit(
+                "library.warned",
+                library=record.name,
+                text=_extract_source_words(record),
+                place=f"{record.module}:{record.lineno}",
+                **({"error": type(error).__name__, "frames": _list_frames(error)} if error else {}),
+            )
 
-    logging.basicConfig(handlers=[LoggingBridge()], level=logging.WARNING, force=True)
+    bridge = LoggingBridge(level=logging.WARNING)
+    logging.basicConfig(handlers=[bridge], level=logging.WARNING, force=True)
+
+
+def _extract_source_words(record: LogRecord) -> str:
+    """Return the longest text at the beginning of a message that is written in the source of the caller."""
+    if not isinstance(record.msg, str):
+        return "…"
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (record.pathname, record.lineno):
+        frame = frame.f_back
+    if frame is None:
+        return "…"
+    if record.msg in frame.f_code.co_consts:
+        return record.msg
+    known = (text for text in frame.f_code.co_consts if isinstance(text, str) and text and record.msg.startswith(text))
+    return f"{max(known, key=len, default='')}…"
+
+
+def _list_frames(error: BaseException) -> list[str]:
+    """Return where an error was raised, innermost last, without its message."""
+    frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+    return [f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]

@@ -423,5 +423,7 @@ def read_index_expression(db: HermesDatabase, table: str) -> str:
     found = db.query_rows("select sql from sqlite_master where type = 'trigger' and name = ?", (f"{table}_insert",))
     if not found:
         return ""
-    values: Any = re.search(r"values\s*\(\s*new\.id\s*,(.*)\)\s*;", str(found[0][0]), re.IGNORECASE | re.DOTALL)
-    return str(values[1]).strip() if values else ""
+    sql = str(found[0][0])
+    begin = re.search(r"values\s*\(\s*new\.id\s*,", sql, re.IGNORECASE)
+    ends = [end.start() for end in re.finditer(r"\)\s*;", sql)]
+    return sql[begin.end() : ends[-1]].strip() if begin and ends else ""

@@ -273,8 +273,13 @@ def _extract_text(event: Any, content: Mapping[str, Any], name: str, *, captione
         named = content.get("filename")
         return body if isinstance(named, str) and named != body else ""
     if _get_relation(content).get("m.in_reply_to"):
-        body = _QUOTE.sub("", body, count=1) if body.startswith("> <@") else body
+        body = _remove_quote(body)
     return f"* {name} {body}" if isinstance(event, RoomMessageEmote) else body
+
+
+def _remove_quote(body: str) -> str:
+    found = _QUOTE.match(body)
+    return body[found.end() :] if found is not None else body
 
 
 def parse_quote(raw: Mapping[str, Any], *, sender: str, me: str, room: MatrixRoom) -> TextPiece | None:
@@ -285,8 +290,8 @@ def parse_quote(raw: Mapping[str, Any], *, sender: str, me: str, room: MatrixRoo
     body, by = content.get("body"), raw.get("sender")
     if raw.get("type") != "m.room.message" or not isinstance(body, str) or not isinstance(by, str):
         return None
-    if _get_relation(content).get("m.in_reply_to") and body.startswith("> <@"):
-        body = _QUOTE.sub("", body, count=1)
+    if _get_relation(content).get("m.in_reply_to"):
+        body = _remove_quote(body)
     if not body:
         return None
     return TextPiece(

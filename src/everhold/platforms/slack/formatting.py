@@ -8,8 +8,8 @@ from typing import Final
 
 _CODE: Final = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]+`)", re.DOTALL)
 _BOLD: Final = re.compile(r"\*\*(?=\S)([^*\n]+?)(?<=\S)\*\*")
-_HEADING: Final = re.compile(r"^#{1,6}[ \t]+([^\n]+?)[ \t]*#*$", re.MULTILINE)
-_LINK: Final = re.compile(r"(?<!!)\[([^\]\n]+)\]\((https?://[^\s()<>|]+)\)")
+_HEADING: Final = re.compile(r"^#{1,6}[ \t]+([^\n]+)$", re.MULTILINE)
+_LINK: Final = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\((https?://[^\s()<>|]+)\)")
 _TAGGED: Final = re.compile(r"<([^<>\n]*)>")
 
 
@@ -19,9 +19,14 @@ def to_mrkdwn(text: str) -> str:
     pieces = _CODE.split(escaped)
     for at in range(0, len(pieces), 2):
         piece = _LINK.sub(r"<\2|\1>", pieces[at])
-        piece = _HEADING.sub(lambda found: f"*{found[1].replace('**', '')}*", piece)
+        piece = _HEADING.sub(_to_bold_line, piece)
         pieces[at] = _BOLD.sub(r"*\1*", piece)
     return "".join(pieces)
+
+
+def _to_bold_line(heading: re.Match[str]) -> str:
+    words = heading[1].rstrip("#").rstrip(" \t") or heading[1]
+    return f"*{words.replace('**', '')}*"
 
 
 def from_mrkdwn(text: str, *, names: Mapping[str, str]) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from telegram import MessageEntity
 
 from everhold.core.message_split import count_units
 
-_FENCE: Final = re.compile(r"^```([\w+#-]*)[ \t]*\n(.*?)\n?^```[ \t]*$", re.MULTILINE | re.DOTALL)
-_HEADING: Final = re.compile(r"^#{1,6}[ \t]+(\S.*?)[ \t]*#*$", re.MULTILINE)
+_FENCE_LINE: Final = re.compile(r"^```([\w+#-]*)[ \t]*$", re.MULTILINE)
+_HEADING: Final = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.MULTILINE)
 _BULLET: Final = re.compile(r"^([ \t]*)[-*+][ \t]+(?=\S)", re.MULTILINE)
 _MARKS: Final = (
     ("code", re.compile(r"`([^`\n]+)`")),
     ("text_link", re.compile(r"\[([^\[\]\n]+)\]\((https?://[^\s()]+)\)")),
-    ("bold", re.compile(r"\*\*(?=[^\s*])([^\n]+?)(?<=\S)\*\*(?!\*)")),
-    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])(\S+ [^\n]*?)(?<=\S)__(?!\w)")),  # a single word may be a name: __init__
+    ("bold", re.compile(r"\*\*(?=[^\s*])((?:[^\n*]|\*(?!\*(?!\*)))+)(?<=\S)\*\*")),
+    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])((?:[^\s_]|_(?!_))+ (?:[^\n_]|_(?!_))*)(?<=\S)__(?!\w)")),  # a single word may be a name: __init__
     ("strikethrough", re.compile(r"~~(?=\S)([^~\n]+?)(?<=\S)~~")),
     ("italic", re.compile(r"(?<![\w*\\])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])")),
     ("italic", re.compile(r"(?<![\w_\\])_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?![\w_])")),
@@ -32,15 +33,26 @@ def format_markdown(text: str) -> tuple[str, list[MessageEntity]]:
         return text, []
     page = _EntityWriter()
     at = 0
-    for fence in _FENCE.finditer(text):
-        page.write_prose(text[at : fence.start()])
-        page.write_marked("pre", fence[2], language=fence[1] or None)
-        at = fence.end()
+    for opened, closed in _find_fences(text):
+        page.write_prose(text[at : opened.start()])
+        page.write_marked("pre", text[opened.end() + 1 : closed.start()].removesuffix("\n"), language=opened[1] or None)
+        at = closed.end()
     page.write_prose(text[at:])
     plain = "".join(page.pieces)
     if not plain.strip() or count_units(plain) > count_units(text) or len(page.entities) > MAX_ENTITIES:
         return text, []
     return plain, page.entities
+
+
+def _find_fences(text: str) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
+    """Yield the first and the last line of each block of code."""
+    opened: re.Match[str] | None = None
+    for line in _FENCE_LINE.finditer(text):
+        if opened is None:
+            opened = line
+        elif not line[1]:
+            yield opened, line
+            opened = None
 
 
 class _EntityWriter:
@@ -57,27 +69,33 @@ class _EntityWriter:
         for heading in _HEADING.finditer(text):
             self.write_inline(text[at : heading.start()])
             start = self.length
-            self.write_inline(heading[1])
+            self.write_inline(heading[1].rstrip("#").rstrip(" \t") or heading[1][:1])
             self._add_entity("bold", start)
             at = heading.end()
         self.write_inline(text[at:])
 
     def write_inline(self, text: str) -> None:
         """Convert a text with marks: the text before the first mark, the mark, then the rest."""
-        while True:
-            found = [(match.start(), kind, match) for kind, shape in _MARKS if (match := shape.search(text))]
-            if not found:
-                self.write(text)
-                return
-            _, kind, match = min(found, key=lambda it: it[0])
-            self.write(text[: match.start()])
+        at = 0
+        nearest = {place: match for place, (_, shape) in enumerate(_MARKS) if (match := shape.search(text))}
+        while nearest:
+            place = min(nearest, key=lambda it: (nearest[it].start(), it))
+            kind, match = _MARKS[place][0], nearest[place]
+            self.write(text[at : match.start()])
             start = self.length
             if kind == "code":
                 self.write(match[1])
             else:
                 self.write_inline(match[1])
             self._add_entity(kind, start, url=match[2] if kind == "text_link" else None)
-            text = text[match.end() :]
+            at = match.end()
+            for other in [it for it, found in nearest.items() if found.start() < at]:  # each text is searched once
+                later = _MARKS[other][1].search(text, at)
+                if later is None:
+                    del nearest[other]
+                else:
+                    nearest[other] = later
+        self.write(text[at:])
 
     def write_marked(self, kind: str, text: str, *, language: str | None = None) -> None:
         start = self.length

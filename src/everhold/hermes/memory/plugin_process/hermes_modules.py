@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-MEMORY_CONTEXT_PATTERN = re.compile(r"<memory-context>.*?</memory-context>", re.DOTALL | re.IGNORECASE)
+MEMORY_CONTEXT_TAG = re.compile(r"<(/?)memory-context>", re.IGNORECASE)
 TRUE_VALUES = ("1", "true", "yes", "on")
 
 
@@ -152,7 +152,15 @@ def env_var_enabled(name: str, default: str = "") -> bool:
 
 def sanitize_context(text: str) -> str:
     """Return a text without the recalled context in it."""
-    return MEMORY_CONTEXT_PATTERN.sub("", text)
+    kept: list[str] = []
+    at, opened = 0, -1
+    for tag in MEMORY_CONTEXT_TAG.finditer(text):
+        if not tag[1] and opened < 0:
+            opened = tag.start()
+        elif tag[1] and opened >= 0:
+            kept.append(text[at:opened])
+            at, opened = tag.end(), -1
+    return "".join([*kept, text[at:]])
 
 
 def flatten_message_text(content: object) -> str:
