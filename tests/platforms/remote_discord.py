@@ -51,7 +51,7 @@ class RemoteDiscord:
         return await self.server.write_message(text, channel=to, files=[(name, data)])
 
     async def send_unparsable_update(self) -> None:
-        await self.server.write_message("a riddle", channel=self.chat, content=7)
+        await self.server.write_message("a riddle", channel=self.chat, attachments="none")
 
     def hang_files(self) -> None:
         self.server.hang_calls("GET files")

@@ -387,48 +387,48 @@ class LoopSettings(ConfigSection):
 
 
 class SubjectQuotas(ConfigSection):
-    messages_per_minute: int | None = Field(default=None, ge=1)
+    messages_per_minute: int = Field(default=0, ge=0)
     """Messages per minute; as many may come at once."""
-    waiting_messages: int | None = Field(default=None, ge=1)
+    waiting_messages: int = Field(default=0, ge=0)
     """Messages that wait for an answer."""
-    waiting_bytes: int | None = Field(default=None, ge=1)
+    waiting_bytes: int = Field(default=0, ge=0)
     """The text of the messages that wait for an answer. One message is always accepted."""
-    bytes_per_day: int | None = Field(default=None, ge=1)
+    bytes_per_day: int = Field(default=0, ge=0)
     """Texts and files per day."""
-    conversations_per_day: int | None = Field(default=None, ge=1)
+    conversations_per_day: int = Field(default=0, ge=0)
     """New conversations per day."""
 
 
 class MemberQuotas(SubjectQuotas):
-    messages_per_minute: int | None = Field(default=120, ge=1)
-    waiting_messages: int | None = Field(default=200, ge=1)
-    waiting_bytes: int | None = Field(default=4_000_000, ge=1)
-    bytes_per_day: int | None = Field(default=500_000_000, ge=1)
-    conversations_per_day: int | None = Field(default=500, ge=1)
+    messages_per_minute: int = Field(default=120, ge=0)
+    waiting_messages: int = Field(default=200, ge=0)
+    waiting_bytes: int = Field(default=4_000_000, ge=0)
+    bytes_per_day: int = Field(default=500_000_000, ge=0)
+    conversations_per_day: int = Field(default=500, ge=0)
 
 
 class StrangerQuotas(SubjectQuotas):
-    messages_per_minute: int | None = Field(default=30, ge=1)
-    waiting_messages: int | None = Field(default=50, ge=1)
-    waiting_bytes: int | None = Field(default=1_000_000, ge=1)
-    bytes_per_day: int | None = Field(default=50_000_000, ge=1)
-    conversations_per_day: int | None = Field(default=50, ge=1)
+    messages_per_minute: int = Field(default=30, ge=0)
+    waiting_messages: int = Field(default=50, ge=0)
+    waiting_bytes: int = Field(default=1_000_000, ge=0)
+    bytes_per_day: int = Field(default=50_000_000, ge=0)
+    conversations_per_day: int = Field(default=50, ge=0)
 
 
 class ChatQuotas(SubjectQuotas):
-    messages_per_minute: int | None = Field(default=600, ge=1)
-    waiting_messages: int | None = Field(default=500, ge=1)
-    waiting_bytes: int | None = Field(default=8_000_000, ge=1)
-    bytes_per_day: int | None = Field(default=2_000_000_000, ge=1)
-    conversations_per_day: int | None = Field(default=1_000, ge=1)
+    messages_per_minute: int = Field(default=600, ge=0)
+    waiting_messages: int = Field(default=500, ge=0)
+    waiting_bytes: int = Field(default=8_000_000, ge=0)
+    bytes_per_day: int = Field(default=2_000_000_000, ge=0)
+    conversations_per_day: int = Field(default=1_000, ge=0)
 
 
 class AccountQuotas(SubjectQuotas):
-    messages_per_minute: int | None = Field(default=6_000, ge=1)
-    waiting_messages: int | None = Field(default=5_000, ge=1)
-    waiting_bytes: int | None = Field(default=64_000_000, ge=1)
-    bytes_per_day: int | None = Field(default=20_000_000_000, ge=1)
-    conversations_per_day: int | None = Field(default=10_000, ge=1)
+    messages_per_minute: int = Field(default=6_000, ge=0)
+    waiting_messages: int = Field(default=5_000, ge=0)
+    waiting_bytes: int = Field(default=64_000_000, ge=0)
+    bytes_per_day: int = Field(default=20_000_000_000, ge=0)
+    conversations_per_day: int = Field(default=10_000, ge=0)
 
 
 class TokenQuotas(ConfigSection):
@@ -451,10 +451,10 @@ class FileQuotas(ConfigSection):
     """After this time the message is accepted without the file, with a note about it."""
 
 
-class SpendQuotas(LimitSettings):
-    usd_per_day: Usd | None = 20.0
+class SpendQuotas(ConfigSection):
+    usd_per_day: Usd = 20.0
     """US dollars per day, with models that have a price."""
-    tokens_per_day: int | None = Field(default=20_000_000, ge=0)
+    tokens_per_day: int = Field(default=20_000_000, ge=0)
     """Input and output tokens per day."""
 
 
@@ -462,7 +462,7 @@ class QuotaSettings(ConfigSection):
     """How much one sender, chat, account or token may use. Owners and operators have no quotas."""
 
     member: MemberQuotas = MemberQuotas()
-    """One sender with the role member; `null` for unlimited, as in the sections below."""
+    """One sender with the role member. 0 stands for unlimited, here and in the sections below."""
     stranger: StrangerQuotas = StrangerQuotas()
     """One sender with the role known or stranger, whom only a `"*"` admits to a group."""
     chat: ChatQuotas = ChatQuotas()

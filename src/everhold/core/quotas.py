@@ -40,16 +40,6 @@ class SubjectKind(enum.StrEnum):
     ACCOUNT = "account"
 
 
-class QuotaLimits(Struct, frozen=True, kw_only=True):
-    """The limits of one subject; None: unlimited."""
-
-    messages_per_minute: int | None = None
-    waiting_messages: int | None = None
-    waiting_bytes: int | None = None
-    bytes_per_day: int | None = None
-    conversations_per_day: int | None = None
-
-
 class QuotaSubject(Struct, frozen=True):
     """A sender (`telegram:1001`), a chat or an account."""
 

@@ -72,7 +72,7 @@ class SubjectMeter:
 class MessageCharge:
     """What one message takes from its subjects, until the message is stored or the charge is returned."""
 
-    __slots__ = ("asks", "is_local", "parts", "size", "taken_bytes", "taken_waiting", "text_size")
+    __slots__ = ("asks", "is_local", "parts", "size", "taken_bytes", "taken_rate", "taken_waiting", "text_size")
 
     def __init__(
         self,
@@ -90,12 +90,15 @@ class MessageCharge:
         self.is_local = is_local
         """The sender waits for the response of a request, so no answer is sent to a chat."""
         self.taken_bytes: list[SubjectMeter] = []
+        self.taken_rate = False
         self.taken_waiting = False
 
     def give_back(self) -> None:
         """Return everything, because the message was not stored or was stored before."""
-        for meter, _ in self.parts:
-            meter.rate.give_back()
+        if self.taken_rate:
+            self.taken_rate = False
+            for meter, _ in self.parts:
+                meter.rate.give_back()
         self.give_back_stored()
 
     def give_back_stored(self) -> None:
@@ -172,14 +175,15 @@ class MessageQuotas:
         now = self._clock.monotonic()
         for meter, limits in charge.parts:
             limit = limits.messages_per_minute
-            if limit is not None and (wait := meter.rate.compute_wait(limit, now)):
+            if limit and (wait := meter.rate.compute_wait(limit, now)):
                 return QuotaRefusal(quota=Quota.MESSAGES, subject=meter.subject, limit=limit, retry_after=wait)
+        charge.taken_rate = True
         for meter, _ in charge.parts:
             meter.rate.take()
         if (refusal := await self._take_waiting(charge, now)) is not None:
             return refusal
         for meter, limits in charge.parts:
-            if limits.bytes_per_day is None:
+            if not limits.bytes_per_day:
                 continue
             if not await self._take_bytes(meter, limits.bytes_per_day, charge.size):
                 charge.give_back_stored()
@@ -213,7 +217,7 @@ class MessageQuotas:
         counted: list[SubjectMeter] = []
         for meter, limits in charge.parts:
             limit = limits.conversations_per_day
-            if limit is None:
+            if not limit:
                 continue
             if not await self._add_conversations(meter, 1, limit=None if force else limit):
                 for done in counted:
@@ -225,7 +229,7 @@ class MessageQuotas:
     async def add_bytes(self, charge: MessageCharge, size: int) -> None:
         """Charge bytes of an accepted message, even above the limit. The next message is refused then."""
         for meter, limits in charge.parts:
-            if limits.bytes_per_day is None or await self._take_bytes(meter, limits.bytes_per_day, size):
+            if not limits.bytes_per_day or await self._take_bytes(meter, limits.bytes_per_day, size):
                 continue
             await self._update_use(meter, lambda use: msgspec.structs.replace(use, bytes=use.bytes + size))
 
@@ -404,7 +408,7 @@ def _find_waiting_refusal(charge: MessageCharge) -> QuotaRefusal | None:
             # a message that is longer than the limit is accepted if nothing waits
             (Quota.WAITING_BYTES, limits.waiting_bytes, meter.waiting_bytes + charge.text_size if meter.waiting else 0),
         ):
-            if limit is not None and used > limit:
+            if limit and used > limit:
                 return QuotaRefusal(quota=quota, subject=meter.subject, limit=limit, retry_after=WAITING_RETRY_SECONDS)
     return None
 
