@@ -26,6 +26,7 @@ from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Setting
 from everhold.config.settings import ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
+from everhold.core.quotas import compute_seconds_left
 from everhold.core.roles import PersonRole
 from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
@@ -38,7 +39,9 @@ from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGI
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
 from everhold.ingress.chat_records import ChatAliases
+from everhold.ingress.held_messages import HeldMessages
 from everhold.ingress.people import PeopleRegistry
+from everhold.ingress.quotas import MessageQuotas
 from everhold.ingress.schedules import ScheduleRunner
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as builtin, run_embedding_backfill
 from everhold.platforms import agent as between
@@ -213,7 +216,32 @@ class GatewayApp:
             ),
             load_settings=self._load_settings,
         )
-        self.acceptor = MessageAcceptor(self.gates, admit=self.admission, wakeups=self.wakeups, peers=self.peers)
+        self.quotas = MessageQuotas(
+            self.store,
+            settings=lambda: self.agents.settings.quotas,
+            clock=self.clock,
+            log=log,
+            get_today=self.agents.get_today,
+            get_seconds_left=lambda: compute_seconds_left(self.clock.now(), self.agents.settings.zone),
+        )
+        self.acceptor = MessageAcceptor(
+            self.gates,
+            admit=self.admission,
+            wakeups=self.wakeups,
+            peers=self.peers,
+            quotas=self.quotas,
+            tell=self.admission.send_outside_session,
+        )
+        self.held_messages = HeldMessages(
+            self.gates,
+            acceptor=self.acceptor,
+            accept=self.accept,
+            platforms=self.platforms,
+            settings=lambda: self.agents.settings.quotas.files,
+            is_halted=self.admission.is_halted,
+            prepare=self._prepare_accept,
+        )
+        self.quotas.list_held = self.held_messages.list_waiting
 
     def _build_engine(self) -> None:
         """Build the supervisor, which starts a worker for every due cursor: turns, commands, deliveries, memories."""
@@ -234,7 +262,7 @@ class GatewayApp:
         home, log, environ = self.home, self.log, self.environ
         self.accounts = PlatformAccounts(
             platforms=self.platforms,
-            accept=self.accept,
+            accept=self.held_messages,
             store=self.store,
             log=log,
             clock=self.clock,
@@ -309,9 +337,12 @@ class GatewayApp:
 
     async def accept(self, incoming: IncomingMessage) -> AcceptResult:
         """Accept a message with the present configuration. Raises StoreFull while the disk is full."""
+        await self._prepare_accept()
+        return await self.acceptor(incoming)
+
+    async def _prepare_accept(self) -> None:
         await self.watcher.get_fresh_settings()
         self.disk_guard.require_space()
-        return await self.acceptor(incoming)
 
     async def keep_running(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` for ever. If it fails because the disk is full, restart it as soon as there is space, because the
@@ -362,6 +393,7 @@ class GatewayApp:
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
         if listen:
+            await self.held_messages.resume()
             self.accounts.start_listening()
             task = self.keep_running("schedules", self.schedules.run)
             self.tasks.append(asyncio.create_task(task, name="schedules"))
@@ -426,6 +458,7 @@ class GatewayApp:
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Wait up to `seconds` for running work, then close everything. Unfinished work resumes at the next start."""
         await self.accounts.stop_listening()
+        await self.held_messages.close()
         await self.supervisor.drain(seconds)
         self.tail.close()
         if self.http_server is not None:
@@ -437,6 +470,7 @@ class GatewayApp:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
         await self.admission.close_sends()
+        await self.quotas.close()
         await self.accounts.close()
         await self.mcp.close()
         await self.agents.close()
@@ -473,6 +507,9 @@ class GatewayApp:
             "problems": [render_problem(problem) for problem in self._list_problems()],
             "accounts": self.accounts.describe(),
             **self.admission.describe(),
+            "limited": self.quotas.describe(),
+            "held": self.held_messages.count(),
+            "unparsed": dict(self.admission.unparsed),
             "restart": self._list_restart_settings(settings),
             "refused": [render_problem(problem) for problem in refused.problems] if refused else [],
             "store": self._explain_not_accepting(),

@@ -13,4 +13,4 @@ def _slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.suppress(ImportError):
         from everhold.platforms.slack import adapter
 
-        monkeypatch.setattr(adapter, "FILE_WAIT_SECONDS", 30.0)
+        monkeypatch.setattr(adapter, "LOOKUP_SECONDS", 30.0)

@@ -51,7 +51,13 @@ class RemoteDiscord:
         return await self.server.write_message(text, channel=to, files=[(name, data)])
 
     async def send_unparsable_update(self) -> None:
-        await self.server.write_message("a riddle", channel=self.chat, author="nobody")
+        await self.server.write_message("a riddle", channel=self.chat, attachments="none")
+
+    def hang_files(self) -> None:
+        self.server.hang_calls("GET files")
+
+    def release_files(self) -> None:
+        self.server.release_calls("GET files")
 
     async def send_unknown_update(self) -> None:
         await self.server.dispatch_event("HOLOGRAM_CREATE", {"id": "1"})

@@ -44,7 +44,7 @@ class FaultyProxy(LoopbackServer):
 
     def name_call(self, request: LoopbackRequest) -> str:
         path = request.path
-        return next((word for word in ("sync", "send", "typing", "upload") if f"/{word}" in path), path)
+        return next((word for word in ("sync", "send", "typing", "upload", "download") if f"/{word}" in path), path)
 
     async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         query, replaying = dict(request.query), False
@@ -124,6 +124,12 @@ class RemoteMatrix:
 
     async def send_unparsable_update(self) -> None:
         await self.ada.send_event(self.chat, {"msgtype": "m.image", "body": "a picture", "url": 5})
+
+    def hang_files(self) -> None:
+        self.proxy.hang_calls("download")
+
+    def release_files(self) -> None:
+        self.proxy.release_calls("download")
 
     async def send_unknown_update(self) -> None:
         await self.ada.send_event(self.chat, {"depth": [1, {"more": None}]}, kind="org.example.hologram")

@@ -55,7 +55,13 @@ class RemoteSlack:
         return await self.server.write_message(text, channel=to, files=[(name, data)])
 
     async def send_unparsable_update(self) -> None:
-        await self.server.write_message("a riddle", channel=self.chat, user={"id": 7})  # type: ignore[arg-type]  # that is it
+        await self.server.write_message("a riddle", channel=self.chat, thread_ts="not a time")
+
+    def hang_files(self) -> None:
+        self.server.hang_calls("files")
+
+    def release_files(self) -> None:
+        self.server.release_calls("files")
 
     async def send_unknown_update(self) -> None:
         await self.server.send_event({"type": "hologram_shared", "hologram": {"id": 1}})

@@ -53,7 +53,14 @@ class RemoteTelegram:
         return str(await self.server.write_message(text, chat=int(to), file=(name, data)))
 
     async def send_unparsable_update(self) -> None:
-        await self.server.push_update({"message": {"message_id": "not a number", "chat": 7, "date": "yesterday"}})
+        sent = {"from": {"id": int(self.sender)}, "chat": {"id": int(self.chat), "type": "private"}}
+        await self.server.push_update({"message": {**sent, "message_id": "not a number", "date": "yesterday"}})
+
+    def hang_files(self) -> None:
+        self.server.hang_calls("file")
+
+    def release_files(self) -> None:
+        self.server.release_calls("file")
 
     async def send_unknown_update(self) -> None:
         await self.server.push_update({"holographic_message": {"id": 1}})

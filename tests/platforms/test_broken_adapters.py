@@ -14,7 +14,7 @@ from telegram.error import TelegramError
 from everhold.core.entries import Attachment, ChatLocation
 from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.platforms.telegram.adapter import TelegramPlatform
-from everhold.ports.platform import AcceptMessage, IncomingMessage, OutgoingMessage
+from everhold.ports.platform import UNPARSED_EVENT, AcceptMessage, IncomingMessage, OutgoingMessage, RemoteFile
 from everhold.testing.contracts.platform import PlatformContract, RemotePlatform
 from tests.platforms.remote_telegram import open_remote_telegram
 
@@ -67,10 +67,36 @@ class TakesAllAsAddressed(Altered):
         return msgspec.structs.replace(heard, addressed=True)
 
 
-class BelievesPaths(Altered):
+class MixesFilesUp(TelegramPlatform):
+    async def download(self, file: RemoteFile) -> bytes:
+        return (await super().download(file))[::-1]
+
+
+class DownloadsFirst(TelegramPlatform):
+    """Downloads files while it reads updates, before anybody has decided about access."""
+
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        heard = await super()._parse_update(raw)
+        for file in heard.remote_files if heard is not None else ():
+            await self.download(file)
+        return heard
+
+
+class RemembersFilesInMemory(Altered):
+    """Keeps what a download needs in memory, so another process cannot download it."""
+
     def alter(self, heard: IncomingMessage) -> IncomingMessage:
-        files = tuple(msgspec.structs.replace(it, name=f"../{it.name}") for it in heard.attachments)
-        return msgspec.structs.replace(heard, attachments=files)
+        self.files = {str(id(file)): file.reference for file in heard.remote_files}
+        files = tuple(msgspec.structs.replace(it, reference=str(id(it))) for it in heard.remote_files)
+        return msgspec.structs.replace(heard, remote_files=files)
+
+    async def download(self, file: RemoteFile) -> bytes:
+        return await super().download(msgspec.structs.replace(file, reference=self.files[file.reference]))
+
+
+class HidesSenders(Altered):
+    def alter(self, heard: IncomingMessage) -> IncomingMessage:
+        return msgspec.structs.replace(heard, sender="unreadable") if heard.event == UNPARSED_EVENT else heard
 
 
 class ChokesOnCharacters(Altered):
@@ -81,7 +107,7 @@ class ChokesOnCharacters(Altered):
 
 class DropsFiles(Altered):
     def alter(self, heard: IncomingMessage) -> IncomingMessage:
-        return msgspec.structs.replace(heard, attachments=(), files=())
+        return msgspec.structs.replace(heard, remote_files=())
 
 
 class StopsAtPoison(TelegramPlatform):
@@ -216,7 +242,11 @@ BROKEN = [
     (GoesByNames, "messages_are_heard_once_and_in_order"),
     (GoesByNames, "a_person_with_the_same_name_is_another_person"),
     (TakesAllAsAddressed, "in_a_group_a_mention_addresses_the_agent"),
-    (BelievesPaths, "a_file_is_stored_by_content_and_its_name_is_not_a_path"),
+    (MixesFilesUp, "a_file_is_stored_by_content_and_its_name_is_not_a_path"),
+    (DownloadsFirst, "a_hanging_file_delays_only_its_own_chat_and_keeps_the_order"),
+    (DownloadsFirst, "a_file_of_a_denied_sender_is_not_downloaded"),
+    (RemembersFilesInMemory, "a_message_with_a_hanging_file_survives_a_restart"),
+    (HidesSenders, "an_unparsable_update_of_a_denied_sender_is_not_stored"),
     (DropsFiles, "a_file_that_is_too_large_is_named_and_not_stored"),
     (OpensPaths, "a_file_that_is_not_stored_is_never_read_from_disk"),
     (CallsTooLargeInDoubt, "a_file_that_is_too_large_to_send_raises_too_long"),

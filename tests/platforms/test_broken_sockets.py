@@ -91,7 +91,7 @@ async def takes_threads_for_channels(self: discord_backlog.DiscordCatchUp, id: s
 async def confirms_commands_first(self: DiscordPlatform, data: Any, accept: AcceptMessage) -> None:
     route = Route("POST", f"/interactions/{data['id']}/{data['token']}/callback")
     await self._call_api(lambda rest: rest.request(route, json={}))
-    await accept(self._build_unparsed_message(data, ValueError("too late")))
+    await accept(self._build_unparsed_message(data, ValueError("too late"), DiscordChannel(id="1")))
 
 
 SLACK: list[tuple[Plant, Any]] = [

@@ -8,14 +8,12 @@ import pytest
 from telegram import Update, User
 
 from everhold.core.entries import AGENT_ITSELF, TextPiece
-from everhold.errors import Refused
+from everhold.ingress.held_messages import add_missing_note
 from everhold.platforms.discord import parsing as discord
-from everhold.platforms.files import attach_incoming_file
 from everhold.platforms.matrix import parsing as matrix
 from everhold.platforms.slack import parsing as slack
 from everhold.platforms.telegram import parsing as telegram
 from everhold.ports.platform import IncomingMessage
-from everhold.testing.gateway import RecordingLogger
 from everhold.testing.platforms.telegram import (
     make_channel_origin,
     make_chat_origin,
@@ -260,14 +258,9 @@ def test_a_quote_inside_a_quoted_reply_is_left_out() -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_note_about_a_missing_forwarded_file_is_not_the_senders() -> None:
-    async def fail() -> bytes:
-        raise Refused("it is too large")
-
-    forwarded = read_discord(**make_snapshot("his"))
-    given = {"name": "a.txt", "media": "text/plain", "size": 3, "log": RecordingLogger()}
-    noted = await attach_incoming_file(forwarded, fail, **given)  # type: ignore[arg-type]  # the fields of one call
+def test_a_note_about_a_missing_forwarded_file_is_not_the_senders() -> None:
+    note = "[a.txt was not stored: it is too large]"
+    noted = add_missing_note(read_discord(**make_snapshot("his")), note)
     assert noted.text == ""
-    assert noted.pieces[0].text == "his\n[a.txt was not stored: it is too large]"
-    own = await attach_incoming_file(read_discord("mine"), fail, **given)  # type: ignore[arg-type]  # as above
-    assert own.text == "mine\n[a.txt was not stored: it is too large]"
+    assert noted.pieces[0].text == f"his\n{note}"
+    assert add_missing_note(read_discord("mine"), note).text == f"mine\n{note}"

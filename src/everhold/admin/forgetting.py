@@ -47,6 +47,8 @@ _PERSONAL_NAMESPACES: Final = (
     StateNamespace.PAIRING_ATTEMPTS,
     StateNamespace.IDENTITY_LINK,
     StateNamespace.DM_OWNER,
+    StateNamespace.HELD_MESSAGE,
+    StateNamespace.QUOTA,
 )
 """State records that belong to one identity and may contain a display name."""
 
@@ -444,7 +446,7 @@ class PersonForgetter:
         return len(gone)
 
     async def _list_records(self, names: Collection[str], *, before: float) -> list[StateRecord]:
-        """The pairing requests and grants, link offers and owners of direct chats of these identities."""
+        """The state records of these identities: pairing, link offers, direct chats, held messages, used quotas."""
         found = []
         for namespace in _PERSONAL_NAMESPACES:
             for kept in await self.store.list_state_records(namespace):

@@ -22,6 +22,7 @@ from everhold.errors import (
     TooLong,
     Transient,
 )
+from everhold.ports.platform import AcceptResult
 
 JSON_MEDIA_TYPE: Final = "application/json"
 
@@ -76,6 +77,13 @@ def convert_error(error: EverholdError) -> ApiError:
     if isinstance(error, Transient) and error.retry_after is not None:
         headers["retry-after"] = format_retry_after(error.retry_after)
     return ApiError(status, get_error_type(error), error.message, remedy=error.remedy, headers=headers)
+
+
+def build_limited_error(result: AcceptResult) -> ApiError:
+    """Return the response for a message that a quota refused."""
+    headers = {"retry-after": format_retry_after(result.retry_after)}
+    remedy = f"try again in {format_retry_after(result.retry_after)} s, or ask the operator to raise `quotas`"
+    return ApiError(429, "quota", result.reason, remedy=remedy, headers=headers)
 
 
 def get_error_type(error: EverholdError) -> str:

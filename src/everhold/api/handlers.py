@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from everhold.admin.sessions import SNAPSHOT_MARK, render_entry, render_session
 from everhold.api import schemas
-from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response
+from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response, build_limited_error
 from everhold.api.request import ApiCall
 from everhold.core.entries import ChatLocation
 from everhold.errors import InvalidRequest
@@ -25,7 +25,8 @@ MAX_HITS = 10_000
 async def accept_message(call: ApiCall) -> Response:
     """Commit a message. The response is sent after the commit."""
     given = call.decode_body(schemas.MessageRequest)
-    verdict = await call.context.control.send_message(_make_incoming_message(call, given))
+    incoming = msgspec.structs.replace(_make_incoming_message(call, given), by_operator=call.caller.operator)
+    verdict = await call.context.control.send_message(incoming)
     match verdict.outcome:
         case "accepted":
             return build_json_response({"session": verdict.session, "seq": verdict.seq}, status=202)
@@ -38,6 +39,8 @@ async def accept_message(call: ApiCall) -> Response:
                 f"message {given.id!r} was accepted before with another text, as entry {verdict.seq}",
                 remedy="give a new message a new id",
             )
+        case "limited":
+            raise build_limited_error(verdict)
         case _:
             raise ApiError(403, "denied", verdict.reason or "the message was not accepted")
 

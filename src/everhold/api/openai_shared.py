@@ -12,10 +12,11 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from everhold.api.context import ApiContext
-from everhold.api.errors import ApiError, format_retry_after
+from everhold.api.errors import ApiError, build_limited_error, format_retry_after
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
 from everhold.api.request import ApiCall
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
@@ -96,6 +97,7 @@ async def _stream_session_reply(
         agent=asked.agent, chat=chat, text=asked.new_text, sender=sender, id=""
     )
     message = with_message_id(message, await _derive_message_id(call, message))
+    message = msgspec.structs.replace(message, by_operator=call.caller.operator)
     verdict = await call.context.control.send_message(message)
     match verdict.outcome:
         case "accepted" | "duplicate":
@@ -108,6 +110,8 @@ async def _stream_session_reply(
                 remedy="give a new message a new key",
                 headers={"x-should-retry": "false"},
             )
+        case "limited":
+            raise build_limited_error(verdict)
         case _:
             raise ApiError(403, "denied", verdict.reason)
 

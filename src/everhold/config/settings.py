@@ -386,6 +386,97 @@ class LoopSettings(ConfigSection):
         return self
 
 
+class SubjectQuotas(ConfigSection):
+    messages_per_minute: int = Field(default=0, ge=0)
+    """Messages per minute; as many may come at once."""
+    waiting_messages: int = Field(default=0, ge=0)
+    """Messages that wait for an answer."""
+    waiting_bytes: int = Field(default=0, ge=0)
+    """The text of the messages that wait for an answer. One message is always accepted."""
+    bytes_per_day: int = Field(default=0, ge=0)
+    """Texts and files per day."""
+    conversations_per_day: int = Field(default=0, ge=0)
+    """New conversations per day."""
+
+
+class MemberQuotas(SubjectQuotas):
+    messages_per_minute: int = Field(default=120, ge=0)
+    waiting_messages: int = Field(default=200, ge=0)
+    waiting_bytes: int = Field(default=4_000_000, ge=0)
+    bytes_per_day: int = Field(default=500_000_000, ge=0)
+    conversations_per_day: int = Field(default=500, ge=0)
+
+
+class StrangerQuotas(SubjectQuotas):
+    messages_per_minute: int = Field(default=30, ge=0)
+    waiting_messages: int = Field(default=50, ge=0)
+    waiting_bytes: int = Field(default=1_000_000, ge=0)
+    bytes_per_day: int = Field(default=50_000_000, ge=0)
+    conversations_per_day: int = Field(default=50, ge=0)
+
+
+class ChatQuotas(SubjectQuotas):
+    messages_per_minute: int = Field(default=600, ge=0)
+    waiting_messages: int = Field(default=500, ge=0)
+    waiting_bytes: int = Field(default=8_000_000, ge=0)
+    bytes_per_day: int = Field(default=2_000_000_000, ge=0)
+    conversations_per_day: int = Field(default=1_000, ge=0)
+
+
+class AccountQuotas(SubjectQuotas):
+    messages_per_minute: int = Field(default=6_000, ge=0)
+    waiting_messages: int = Field(default=5_000, ge=0)
+    waiting_bytes: int = Field(default=64_000_000, ge=0)
+    bytes_per_day: int = Field(default=20_000_000_000, ge=0)
+    conversations_per_day: int = Field(default=10_000, ge=0)
+
+
+class TokenQuotas(ConfigSection):
+    requests_per_second: int = Field(default=100, ge=1)
+    """Requests per second in the long run; five times as many may come at once."""
+    requests_at_once: int = Field(default=64, ge=1)
+    """Requests that are answered at the same time, streams included."""
+    bodies_at_once: int = Field(default=8, ge=1)
+    """Requests whose body is still arriving."""
+    event_streams: int = Field(default=32, ge=1)
+    """Open streams of `/api/events`."""
+
+
+class FileQuotas(ConfigSection):
+    per_message: int = Field(default=20, ge=0)
+    """How many files of one message are downloaded."""
+    at_once: int = Field(default=8, ge=1)
+    """How many files an account downloads at the same time. One chat downloads one file at a time."""
+    deadline_seconds: float = Field(default=60.0, gt=0)
+    """After this time the message is accepted without the file, with a note about it."""
+
+
+class SpendQuotas(ConfigSection):
+    usd_per_day: Usd = 20.0
+    """US dollars per day, with models that have a price."""
+    tokens_per_day: int = Field(default=20_000_000, ge=0)
+    """Input and output tokens per day."""
+
+
+class QuotaSettings(ConfigSection):
+    """How much one sender, chat, account or token may use. Owners and operators have no quotas."""
+
+    member: MemberQuotas = MemberQuotas()
+    """One sender with the role member. 0 stands for unlimited, here and in the sections below."""
+    stranger: StrangerQuotas = StrangerQuotas()
+    """One sender with the role known or stranger, whom only a `"*"` admits to a group."""
+    chat: ChatQuotas = ChatQuotas()
+    """All senders of one chat together."""
+    account: AccountQuotas = AccountQuotas()
+    """All senders of one account together; also all callers of the API."""
+    token: TokenQuotas = TokenQuotas()
+    """The HTTP requests of one token without `operator`."""
+    files: FileQuotas = FileQuotas()
+    """Files that come with messages."""
+    spend: SpendQuotas = SpendQuotas()
+    """What the turns of one person who is not an owner may spend with all agents together."""
+
+
 class BackupSettings(ConfigSection):
     every_hours: float = Field(default=24.0, ge=0)
     """How often the store is backed up to `backups/`; 0 for never."""
@@ -422,6 +513,8 @@ class Settings(ConfigSection):
     """MCP servers by the name you give them."""
     loops: LoopSettings = LoopSettings()
     """Limits that keep agents from answering each other endlessly."""
+    quotas: QuotaSettings = QuotaSettings()
+    """How much one sender, chat, account or token may use. Owners and operators have no quotas."""
     backup: BackupSettings = BackupSettings()
     """Backups of the store."""
 

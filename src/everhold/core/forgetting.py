@@ -31,6 +31,7 @@ from everhold.core.entries import (
     Took,
 )
 from everhold.core.provenance import join_all_text
+from everhold.core.quotas import SubjectKind
 from everhold.core.schedule import Schedule
 from everhold.ports.store import StateNamespace, StateRecord, split_state_scope
 
@@ -85,7 +86,7 @@ def is_scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
 
 
 def is_record_of(record: StateRecord, names: Collection[str]) -> bool:
-    """Return whether a state record about pairing, links or direct chats belongs to one of these identities."""
+    """Return whether a state record belongs to one of these identities."""
     platform, _ = split_state_scope(record.scope)
     match record.namespace:
         case StateNamespace.PAIRING_REQUEST | StateNamespace.PAIRING_GRANT:
@@ -94,6 +95,10 @@ def is_record_of(record: StateRecord, names: Collection[str]) -> bool:
             return f"{platform}:{record.value}" in names
         case StateNamespace.IDENTITY_LINK:
             return record.key in names or _read_field(record, "other") in names
+        case StateNamespace.HELD_MESSAGE:
+            return _read_field(record, "identity") in names
+        case StateNamespace.QUOTA:
+            return record.key.removeprefix(f"{SubjectKind.SENDER}:") in names
         case _:
             return record.key in names
 

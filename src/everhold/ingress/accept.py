@@ -27,11 +27,13 @@ from everhold.core.entries import (
 from everhold.core.ids import make_session_id
 from everhold.core.people import PERSON_ID_BYTES, PERSON_MEMBER, make_person_id
 from everhold.core.provenance import can_start_turn
+from everhold.core.quotas import QuotaRefusal
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.session_access import find_session_start, is_foreign_session
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict
+from everhold.ingress.quotas import MessageCharge, MessageQuotas
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
 from everhold.ports.store import (
     Change,
@@ -72,14 +74,32 @@ class OffsetVersion:
         self.version = version
 
 
+class QuotaExceeded(Exception):
+    """A quota refuses a message."""
+
+    def __init__(self, refusal: QuotaRefusal) -> None:
+        super().__init__(refusal.quota)
+        self.refusal = refusal
+
+
 class MessageAcceptor:
     """Accepts messages, one commit per message. A repeated delivery is recognised; an edit is a new message."""
 
     def __init__(
-        self, gates: Gates, *, admit: AdmitMessage, wakeups: Wakeups, peers: PeerRegistry | None = None
+        self,
+        gates: Gates,
+        *,
+        admit: AdmitMessage,
+        wakeups: Wakeups,
+        peers: PeerRegistry | None = None,
+        quotas: MessageQuotas | None = None,
+        tell: Callable[[ChatLocation, str], None] = lambda _to, _text: None,
     ) -> None:
-        """`peers` records how memories call the speaker, in the commit of the first message."""
+        """`peers` records how memories call the speaker, in the commit of the first message. `tell` sends an answer
+        that belongs to no session."""
         self.peers = peers
+        self.quotas = quotas
+        self.tell = tell
         self.gates = gates
         self.admit = admit
         self.wakeups = wakeups
@@ -91,6 +111,97 @@ class MessageAcceptor:
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
         incoming = sanitize_ids(incoming)
         admission = await self.admit(incoming)
+        if admission.refusal or admission.ignored:
+            return await self._leave_out(incoming, admission)
+        charge = self.quotas.find_charge(incoming, admission) if self.quotas is not None else None
+        if charge is None:
+            return await self._commit_repeatedly(incoming, admission)
+        try:
+            await self._take_charge(charge, incoming)
+            result = await self._commit_repeatedly(incoming, admission, charge=charge)
+        except QuotaExceeded as error:
+            return await self._limit(incoming, charge, error.refusal)
+        except BaseException:
+            charge.give_back()
+            raise
+        if result.outcome != "accepted":
+            charge.give_back()  # it was counted when it came first
+        return result
+
+    async def hold(
+        self, incoming: IncomingMessage, build_write: Callable[[AdmissionDecision], StateWrite]
+    ) -> tuple[AcceptResult, StateWrite | None]:
+        """Admit a message and store it with `build_write` instead of accepting it. Return the write if it was stored.
+        `release` accepts it later."""
+        incoming = sanitize_ids(incoming)
+        admission = await self.admit(incoming)
+        if admission.refusal or admission.ignored:
+            return await self._leave_out(incoming, admission), None
+        if await self._is_stored(incoming):
+            await self.commit_offset_only(incoming)
+            return AcceptResult(outcome="duplicate"), None
+        charge = self.quotas.find_charge(incoming, admission) if self.quotas is not None else None
+        write = build_write(admission)
+        try:
+            if charge is not None:
+                await self._take_charge(charge, incoming)
+            await self.commit_offset_only(incoming, write)
+        except QuotaExceeded as error:
+            assert charge is not None
+            return await self._limit(incoming, charge, error.refusal), None
+        except BaseException:
+            if charge is not None:
+                charge.give_back()
+            raise
+        return AcceptResult(outcome="held"), write
+
+    async def release(
+        self, incoming: IncomingMessage, admission: AdmissionDecision, *, more_bytes: int = 0
+    ) -> AcceptResult:
+        """Accept a message that was held, with the decision that was made then. No quota refuses it any more.
+        `more_bytes` were not known when it was held, and are charged now."""
+        incoming = sanitize_ids(incoming)
+        charge = self.quotas.find_charge(incoming, admission) if self.quotas is not None else None
+        result = await self._commit_repeatedly(incoming, admission, charge=charge, is_held=True)
+        if charge is not None and self.quotas is not None and more_bytes > 0 and result.outcome == "accepted":
+            await self.quotas.add_bytes(charge, more_bytes)
+        return result
+
+    async def _take_charge(self, charge: MessageCharge, incoming: IncomingMessage) -> None:
+        """Raise QuotaExceeded if a quota refuses the message. A repeated message is not refused, because it is stored
+        already."""
+        assert self.quotas is not None
+        refusal = await self.quotas.take(charge)
+        if refusal is not None and not await self._is_stored(incoming):
+            raise QuotaExceeded(refusal)
+
+    async def _is_stored(self, incoming: IncomingMessage) -> bool:
+        key = build_dedup_key(incoming)
+        return key is not None and await self.gates.store.find_entry_place(key) is not None
+
+    async def _limit(self, incoming: IncomingMessage, charge: MessageCharge, refusal: QuotaRefusal) -> AcceptResult:
+        """Record that a quota refused a message, confirm it to the platform, and tell the sender once."""
+        assert self.quotas is not None
+        origin, reason = incoming.origin, refusal.explain()
+        charge.give_back_stored()
+        self.quotas.record_refusal(refusal)
+        await self.commit_offset_only(incoming)
+        if charge.is_local:
+            pass  # the response of the request tells it
+        elif charge.asks and await self.quotas.should_tell(refusal):
+            self.tell(origin, reason)
+            self.gates.log.warning(
+                "message.limited",
+                platform=origin.platform,
+                account=origin.account,
+                chat=origin.chat,
+                quota=refusal.quota.value,
+                subject=str(refusal.subject),
+            )
+        return AcceptResult(outcome="limited", reason=reason, retry_after=refusal.retry_after)
+
+    async def _leave_out(self, incoming: IncomingMessage, admission: AdmissionDecision) -> AcceptResult:
+        """Confirm a message to its platform that is not stored."""
         if admission.refusal:
             origin = incoming.origin
             self.gates.log.info(
@@ -100,25 +211,34 @@ class MessageAcceptor:
                 chat=origin.chat,
                 reason=admission.refusal,
             )
-            await self._commit_offset_only(incoming)
+            await self.commit_offset_only(incoming)
             return AcceptResult(outcome="denied", reason=admission.refusal)
-        if admission.ignored:
-            await self._commit_offset_only(incoming)
-            return AcceptResult(outcome="ignored")
+        await self.commit_offset_only(incoming)
+        return AcceptResult(outcome="ignored")
+
+    async def _commit_repeatedly(
+        self,
+        incoming: IncomingMessage,
+        admission: AdmissionDecision,
+        *,
+        charge: MessageCharge | None = None,
+        is_held: bool = False,
+    ) -> AcceptResult:
         for attempt in range(MOST_CONFLICTS):
             try:
-                return await self._commit(incoming, admission)
+                return await self._commit(incoming, admission, charge, is_held=is_held)
             except Conflict:
                 # Another writer opened the session or moved the offset first. What it wrote can be read now.
                 if attempt == MOST_CONFLICTS - 1 or not await self._still_holds(incoming.state_write):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _commit_offset_only(self, incoming: IncomingMessage) -> None:
-        """Commit only the platform offset, because the message itself is not stored."""
+    async def commit_offset_only(self, incoming: IncomingMessage, *writes: StateWrite) -> None:
+        """Commit the platform offset without an entry, because the message is not stored, or is stored in `writes`."""
         at = self.gates.clock.now()
         if incoming.state_write is not None:
-            writes = (incoming.state_write,)
+            writes += (incoming.state_write,)
+        if writes:
             await self.gates.store.commit(Change(step=Step.STATE, session="", at=at, state_writes=writes))
         if (offset := incoming.offset) is not None:
             await update_state_record(
@@ -169,7 +289,14 @@ class MessageAcceptor:
             if self._offsets.get(key) is known:
                 del self._offsets[key]
 
-    async def _commit(self, incoming: IncomingMessage, admission: AdmissionDecision) -> AcceptResult:
+    async def _commit(
+        self,
+        incoming: IncomingMessage,
+        admission: AdmissionDecision,
+        charge: MessageCharge | None = None,
+        *,
+        is_held: bool = False,
+    ) -> AcceptResult:
         gates, origin = self.gates, incoming.origin
         at = gates.clock.now()
         whereabouts = (
@@ -189,6 +316,10 @@ class MessageAcceptor:
         if known is None:
             known, opens = await self._find_or_open_session(incoming, admission, at)
             new = True
+            if opens is not None and charge is not None and self.quotas is not None:
+                refusal = await self.quotas.take_conversation(charge, force=is_held)
+                if refusal is not None and not await self._is_stored(incoming):
+                    raise QuotaExceeded(refusal)
         session, stamp, author, bound, left = known
         body = build_heard(incoming, stamp, admission)
         wakeup = COMMANDS if body.command else TURN

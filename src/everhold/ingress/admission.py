@@ -9,6 +9,7 @@ chat until a human lifts it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -88,6 +89,8 @@ class AdmissionControl:
         """Tells the workers which role a sender has now."""
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
         """(agent, platform, chat) of broken loops -> how often agents answered each other, and when last."""
+        self.unparsed: Counter[str] = Counter()
+        """How many updates could not be parsed: `read` if the sender could be read, `unknown` if not."""
         self._halts: dict[tuple[str, str], str] | None = None
         self._sends: set[asyncio.Task[None]] = set()
 
@@ -130,7 +133,7 @@ class AdmissionControl:
             if account is None:
                 return msgspec.structs.replace(found, refusal=f"{origin.platform}/{origin.account} is not connected")
             if incoming.event == UNPARSED_EVENT:
-                return msgspec.structs.replace(found, asks=False)
+                return await self._check_unparsed(incoming, found, sender, settings)
             found = await self._check_access(incoming, found, sender, account, settings)
             if not (found.refusal or found.ignored) and incoming.kind == "dm":
                 found = await self._check_dm_owner(incoming, found, speaker, people)
@@ -144,6 +147,18 @@ class AdmissionControl:
         if role is None:
             return msgspec.structs.replace(found, refusal=f"{sender.speaker.identity} is not allowed here")
         return msgspec.structs.replace(found, role=role)
+
+    async def _check_unparsed(
+        self, incoming: IncomingMessage, found: AdmissionDecision, sender: ChatSender, settings: Settings
+    ) -> AdmissionDecision:
+        """Decide about an update that cannot be parsed. It is stored only if its sender may speak where it was sent."""
+        self.unparsed["read" if incoming.sender else "unknown"] += 1
+        if not incoming.sender:
+            return msgspec.structs.replace(found, refusal="the sender of an update cannot be read")
+        chat = incoming.unparsed_chat
+        first = await self._chat_aliases.find_first_id(incoming.origin.platform, chat) if chat else ""
+        place = msgspec.structs.replace(sender, is_direct=incoming.unparsed_direct, chats=(chat, first))
+        return msgspec.structs.replace(await self._add_role(found, place, settings), asks=False)
 
     async def _check_access(
         self,
@@ -392,6 +407,10 @@ class AdmissionControl:
     async def load_halts(self) -> None:
         """Load the silenced chats."""
         await self._load_halts()
+
+    async def is_halted(self, platform: str, chat: str) -> bool:
+        """Return whether the agents of a chat are silenced."""
+        return (platform, chat) in await self._load_halts()
 
     def describe(self) -> dict[str, Any]:
         """Return broken loops and silenced chats, for `status`."""

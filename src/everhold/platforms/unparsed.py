@@ -1,19 +1,39 @@
-"""Updates that an adapter cannot parse. They are stored unparsed, so that the adapter can continue with the next
-update."""
+"""Updates that an adapter cannot parse. Those of an allowed sender are stored unparsed. The adapter continues with the
+next update."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import ChatLocation, strip_surrogates
 from everhold.ports.platform import UNPARSED_EVENT, IncomingMessage
 
 UNPARSED_CHAT: Final = "unreadable"
 MAX_RAW_CHARS: Final = 100_000
+MAX_ID_CHARS: Final = 300
 PARSE_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What parsing an update of an unexpected form raises: a text where a number belongs, a list where a text belongs."""
+
+
+class UnparsedSender(Struct, frozen=True, kw_only=True):
+    """Who sent an update that cannot be parsed, as far as that can be read. It decides about access, and is not
+    otherwise trusted."""
+
+    sender: str
+    chat: str = ""
+    is_direct: bool = False
+
+
+def find_id(fields: object, *keys: str) -> str:
+    """Return the id at a path of keys, or an empty text if there is none."""
+    for key in keys:
+        fields = fields.get(key) if isinstance(fields, dict) else None
+    if isinstance(fields, bool) or not isinstance(fields, str | int) or len(str(fields)) > MAX_ID_CHARS:
+        return ""
+    return strip_surrogates(str(fields))[0]
 
 
 def check_incoming_message(heard: IncomingMessage) -> IncomingMessage:
@@ -37,9 +57,20 @@ def check_incoming_message(heard: IncomingMessage) -> IncomingMessage:
     return heard
 
 
-def build_unparsed_message(raw: object, *, platform: str, account: str, id: str, reason: str) -> IncomingMessage:
+def build_unparsed_message(
+    raw: object, *, platform: str, account: str, id: str, reason: str, sent_by: UnparsedSender | None
+) -> IncomingMessage:
     """Return the message to accept instead. All unparsed updates of an account are in one session, which gets no
-    replies."""
+    replies. An update whose sender cannot be read carries no text, because it is not stored."""
+    if sent_by is None:
+        return IncomingMessage(
+            origin=ChatLocation(platform=platform, account=account, chat=UNPARSED_CHAT, message=id),
+            text="",
+            sender="",
+            kind="channel",
+            event=UNPARSED_EVENT,
+            addressed=False,
+        )
     try:
         text = raw if isinstance(raw, str) else msgspec.json.encode(raw, enc_hook=repr).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -47,10 +78,12 @@ def build_unparsed_message(raw: object, *, platform: str, account: str, id: str,
     return IncomingMessage(
         origin=ChatLocation(platform=platform, account=account, chat=UNPARSED_CHAT, message=id),
         text=f"{reason}\n{text[:MAX_RAW_CHARS]}",
-        sender=UNPARSED_CHAT,
+        sender=sent_by.sender,
         kind="channel",
         event=UNPARSED_EVENT,
         addressed=False,
+        unparsed_chat=sent_by.chat,
+        unparsed_direct=sent_by.is_direct,
     )
 
 

@@ -43,6 +43,17 @@ class PlatformOffset(Struct, frozen=True, kw_only=True):
     value: str
 
 
+class RemoteFile(Struct, frozen=True, kw_only=True):
+    """A file of a message that is still at the platform. It is downloaded after the access check."""
+
+    name: str
+    media: str = ""
+    size: int = 0
+    """As the platform reports it; 0 if it does not."""
+    reference: str
+    """What the adapter needs to download it. Only the adapter reads it."""
+
+
 class IncomingMessage(Struct, frozen=True, kw_only=True):
     """A message as the platform reports it. Ids are the platform's stable ones, never display names."""
 
@@ -68,6 +79,8 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     files: tuple[bytes, ...] = ()
     """The contents of the attachments, in order; stored with the message. Empty if only their hashes are known."""
+    remote_files: tuple[RemoteFile, ...] = ()
+    """Files to download with `SupportsDownloads.download`, once the sender is known to be allowed."""
     pieces: tuple[TextPiece, ...] = ()
     """Forwarded, quoted and embedded text, each with its author as far as the platform reports it."""
     agent: str = ""
@@ -77,16 +90,25 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     offset: PlatformOffset | None = None
     state_write: StateWrite | None = None
     """Committed with the message. Raises Conflict, and nothing is accepted, if the record has another version."""
+    unparsed_chat: str = ""
+    """For an update that cannot be parsed: the chat it was sent in, as far as that can be read."""
+    unparsed_direct: bool = False
+    """For an update that cannot be parsed: that chat is a direct chat."""
+    by_operator: bool = False
+    """An operator of this gateway sends it, so no quota applies."""
 
 
 class AcceptResult(Struct, frozen=True, kw_only=True):
-    """The result of accepting a message. Only `accepted` and `duplicate` may be acknowledged as stored."""
+    """The result of accepting a message. Only `accepted`, `held` and `duplicate` are stored."""
 
     outcome: str
-    """accepted, duplicate, differs, denied, or ignored."""
+    """accepted, held (stored, while its files are downloaded), duplicate, differs, denied, limited (a quota refused
+    it), or ignored."""
     session: str = ""
     seq: int = 0
     reason: str = ""
+    retry_after: float = 0.0
+    """For `limited`: the seconds after which it may be sent again."""
 
 
 AcceptMessage = Callable[[IncomingMessage], Awaitable[AcceptResult]]
@@ -146,6 +168,14 @@ class SupportsFiles(Protocol):
 
     file_limit: int
     """The largest file that may be sent, in bytes."""
+
+
+@runtime_checkable
+class SupportsDownloads(Protocol):
+    """Optional: downloads the files that `IncomingMessage.remote_files` names."""
+
+    async def download(self, file: RemoteFile) -> bytes:
+        """Return the content of a file. Called outside `listen`, with a deadline. Raises Refused or Transient."""
 
 
 @runtime_checkable

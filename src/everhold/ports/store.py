@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
 from everhold.core.people import PeopleDirectory, PeopleEvent
+from everhold.core.quotas import WaitingCount
 
 CURSOR_SEPARATOR: Final = "\t"
 """Separates consumer and session in the name of a cursor. No consumer's name contains it."""
@@ -255,6 +256,8 @@ class StateNamespace(StrEnum):
     REKEY = "rekey"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
+    HELD_MESSAGE = "held_message"
+    QUOTA = "quota"
 
 
 class StateWrite(Struct, frozen=True, kw_only=True):
@@ -586,6 +589,9 @@ class Store(Protocol):
 
     async def count_waiting(self) -> int:
         """The number of messages of all sessions that wait for an answer."""
+
+    async def list_waiting(self) -> list[WaitingCount]:
+        """The messages of all sessions that wait for an answer, by author and address."""
 
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         """`heard` entries after seq `after` that no operation has consumed, in order."""

@@ -27,7 +27,7 @@ from everhold.platforms.discord.catch_up import DiscordCatchUp
 from everhold.platforms.discord.client import DiscordClient, DiscordHttpClient, DiscordRateLimited, DiscordResumePoint
 from everhold.platforms.discord.parsing import DiscordChannel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
-from everhold.platforms.files import attach_incoming_file, fetch_file, load_outgoing_file
+from everhold.platforms.files import fetch_file, load_outgoing_file
 from everhold.platforms.unparsed import PARSE_ERRORS, build_unparsed_message, check_incoming_message
 from everhold.ports.platform import (
     AcceptMessage,
@@ -36,6 +36,7 @@ from everhold.ports.platform import (
     IncomingMessage,
     OutgoingMessage,
     PlatformOffset,
+    RemoteFile,
 )
 from everhold.ports.plugin import PluginContext
 
@@ -63,8 +64,8 @@ TEXT_OPTION: Final = {"type": 3, "name": "text", "description": "what goes with 
 
 
 class DiscordPlatform:
-    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsTyping`, `SupportsIntroduction`
-    and `SupportsClose`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsDownloads`, `SupportsTyping`,
+    `SupportsIntroduction` and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.KEYED
@@ -261,36 +262,31 @@ class DiscordPlatform:
             files = parsing.parse_files(data) if heard is not None and not edited else ()
             heard = check_incoming_message(heard) if heard is not None else None
         except PARSE_ERRORS as error:
-            return self._build_unparsed_message(data, error)
-        for file in files:
-            assert heard is not None
-            download = functools.partial(self._download_file, file)
-            heard = await attach_incoming_file(
-                heard, download, name=file.name, media=file.media, size=file.size, log=self._log
-            )
-        return heard
+            return self._build_unparsed_message(data, error, channel)
+        return heard if heard is None or not files else msgspec.structs.replace(heard, remote_files=files)
 
-    def _build_unparsed_message(self, raw: Any, error: Exception) -> IncomingMessage:
+    def _build_unparsed_message(self, raw: Any, error: Exception, channel: DiscordChannel) -> IncomingMessage:
         reason = f"{type(error).__name__}: {error}"
         self._log.warning("update.unparsed", error=reason)
         id = raw.get("id") if isinstance(raw, dict) else None
         if not isinstance(id, str):
             id = hashlib.sha256(repr(raw).encode("utf-8", "replace")).hexdigest()[:16]
-        return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
+        sent_by = parsing.find_sender(raw, channel)
+        return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=sent_by)
 
-    async def _download_file(self, file: parsing.DiscordFile) -> bytes:
-        return (await fetch_file(self._account_context, file.url, size=file.size)).data
+    async def download(self, file: RemoteFile) -> bytes:
+        return (await fetch_file(self._account_context, file.reference, size=file.size)).data
 
     async def _accept_command(self, data: Any, accept: AcceptMessage) -> None:
         """Accept a slash command, then confirm it. The reply is sent as a message."""
+        channel = await self._resolve_channel(data)
         try:
-            channel = await self._resolve_channel(data)
             heard = parsing.parse_command(data, channel=channel, account=self.account)
             id, token = str(data["id"]), str(data["token"])
             heard = check_incoming_message(heard) if heard is not None else None
             token.encode()
         except PARSE_ERRORS as error:
-            await accept(self._build_unparsed_message(data, error))
+            await accept(self._build_unparsed_message(data, error, channel))
             return
         if heard is None:
             return

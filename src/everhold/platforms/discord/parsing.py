@@ -10,8 +10,8 @@ from msgspec import Struct
 from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
 from everhold.core.provenance import shorten_piece
 from everhold.platforms.discord.settings import NAME
-from everhold.platforms.unparsed import require_id
-from everhold.ports.platform import IncomingMessage
+from everhold.platforms.unparsed import UnparsedSender, find_id, require_id
+from everhold.ports.platform import IncomingMessage, RemoteFile
 
 TEXT_MESSAGE_TYPES: Final = frozenset({0, 19, 20})
 """The message types that contain text of a sender: messages, replies, and answers of bots to commands."""
@@ -39,13 +39,11 @@ class DiscordChannel(Struct, frozen=True, kw_only=True):
         return "dm" if self.is_direct else "channel"
 
 
-class DiscordFile(Struct, frozen=True, kw_only=True):
-    """A file that is stored at Discord and not downloaded yet."""
-
-    name: str
-    media: str
-    size: int
-    url: str
+def find_sender(raw: object, channel: DiscordChannel) -> UnparsedSender | None:
+    """Return who sent an event that cannot be parsed, as far as it can be read."""
+    sender = find_id(raw, "author", "id") or find_id(raw, "member", "user", "id") or find_id(raw, "user", "id")
+    chat = channel.parent or channel.id or find_id(raw, "channel_id")
+    return UnparsedSender(sender=sender, chat=chat, is_direct=channel.is_direct) if sender else None
 
 
 def parse_channel(description: dict[str, Any]) -> DiscordChannel:
@@ -108,13 +106,13 @@ def parse_command(interaction: dict[str, Any], *, channel: DiscordChannel, accou
     )
 
 
-def parse_files(message: dict[str, Any]) -> tuple[DiscordFile, ...]:
+def parse_files(message: dict[str, Any]) -> tuple[RemoteFile, ...]:
     return tuple(
-        DiscordFile(
+        RemoteFile(
             name=str(it.get("filename") or "file"),
             media=str(it.get("content_type") or "").partition(";")[0],
             size=int(it.get("size") or 0),
-            url=str(it.get("url") or ""),
+            reference=str(it.get("url") or ""),
         )
         for it in (*(message.get("attachments") or ()), *_list_forwarded(message, "attachments"))
     )

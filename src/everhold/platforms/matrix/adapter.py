@@ -15,11 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from everhold.core.attachments import build_attachment, build_missing_attachment
 from everhold.core.entries import Attachment, ChatLocation
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
-from everhold.platforms.files import add_missing_note, load_outgoing_file
+from everhold.platforms.files import load_outgoing_file
 from everhold.platforms.matrix import client, parsing
 from everhold.platforms.matrix.parsing import EVERHOLD_CONTENT_KEY
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
@@ -31,6 +30,7 @@ from everhold.ports.platform import (
     IncomingMessage,
     OutgoingMessage,
     PlatformOffset,
+    RemoteFile,
 )
 from everhold.ports.plugin import PluginContext
 
@@ -56,8 +56,8 @@ MAX_SKIPPED_EVENTS: Final = 50
 
 
 class MatrixPlatform:
-    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsTyping`, `SupportsPresence`,
-    `SupportsIntroduction` and `SupportsClose`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsDownloads`, `SupportsTyping`,
+    `SupportsPresence`, `SupportsIntroduction` and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.KEYED
@@ -245,13 +245,16 @@ class MatrixPlatform:
             self._log.warning("event.unparsed", chat=chat, error=reason)
             id = raw.get("event_id") if isinstance(raw, dict) else None
             id = str(id) if id else hashlib.sha256(repr(raw).encode("utf-8", "replace")).hexdigest()
-            return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
+            sent_by = parsing.find_sender(raw, chat=chat, room=room)
+            return build_unparsed_message(
+                raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=sent_by
+            )
         self._remember_sender(heard)
         if not heard.addressed and await self._is_addressed_to_us(chat, message):
             heard = msgspec.structs.replace(heard, addressed=True)
         if message.reply_to:
             heard = await self._add_quote(heard, message.reply_to, room)
-        return heard if message.file is None else await self._attach_file(heard, message.file)
+        return heard if message.file is None else msgspec.structs.replace(heard, remote_files=(message.file,))
 
     async def _add_quote(self, heard: IncomingMessage, id: str, room: parsing.MatrixRoom) -> IncomingMessage:
         """Return the message with a quote of the event that it replies to. A quote that cannot be read is left out."""
@@ -297,27 +300,16 @@ class MatrixPlatform:
 
     # -- incoming files ----------------------------------------------------------------------------------------------
 
-    async def _attach_file(self, heard: IncomingMessage, file: parsing.MatrixFile) -> IncomingMessage:
-        """Return the message with its file, or with a note that the file is missing."""
-        try:
-            data = await self._download_file(file)
-        except Refused as error:
-            self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
-            noted = add_missing_note(heard, f"[{file.name} was not stored: {error.message}]")
-            return msgspec.structs.replace(noted, attachments=(missing,))
-        kept = build_attachment(data, name=file.name, media=file.media)
-        return msgspec.structs.replace(heard, attachments=(kept,), files=(data,))
-
-    async def _download_file(self, file: parsing.MatrixFile) -> bytes:
+    async def download(self, file: RemoteFile) -> bytes:
         most = self._account_context.max_file_bytes
-        if not file.id:
+        server, id = parsing.split_reference(file.reference)
+        if not id:
             raise Refused("the file is not stored at a homeserver")
         if file.size > most:
             raise Refused(f"it is larger than {most:,} bytes")
         for attempt in range(1, MAX_FETCH_ATTEMPTS + 1):
             try:
-                return await self._client.download(file.server, file.id, most=most)
+                return await self._client.download(server, id, most=most)
             except (Transient, InDoubt) as error:
                 if attempt == MAX_FETCH_ATTEMPTS:
                     raise Refused(error.message) from error

@@ -22,7 +22,8 @@ from nio import (
 
 from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
 from everhold.core.provenance import shorten_piece
-from everhold.ports.platform import IncomingMessage
+from everhold.platforms.unparsed import UnparsedSender, find_id
+from everhold.ports.platform import IncomingMessage, RemoteFile
 
 EVERHOLD_CONTENT_KEY: Final = "org.everhold"
 """The key in an event's content that only everhold writes: the number of hops, and whether it is a draft. It
@@ -38,16 +39,6 @@ ENCRYPTED_NOTICE: Final = "[an encrypted message, which I cannot read: please wr
 
 class MatrixEventInvalid(ValueError):
     """An event with inconsistent content."""
-
-
-class MatrixFile(Struct, frozen=True, kw_only=True):
-    """A file that is stored at a homeserver and not downloaded yet."""
-
-    server: str
-    id: str
-    name: str
-    media: str
-    size: int
 
 
 class MatrixRoom(Struct, frozen=True, kw_only=True):
@@ -86,9 +77,21 @@ class MatrixMessage(Struct, frozen=True, kw_only=True):
     """A parsed event. `replies` and `thread` are ids of other events that were not read yet."""
 
     incoming: IncomingMessage
-    file: MatrixFile | None = None
+    file: RemoteFile | None = None
     reply_to: str = ""
     thread: str = ""
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return the homeserver and the id of a file."""
+    server, _, id = reference.partition("/")
+    return server, id
+
+
+def find_sender(raw: object, *, chat: str, room: MatrixRoom) -> UnparsedSender | None:
+    """Return who sent an event that cannot be parsed. The homeserver checked the sender."""
+    sender = find_id(raw, "sender")
+    return UnparsedSender(sender=sender, chat=chat, is_direct=room.is_direct) if sender else None
 
 
 def get_localpart(user: str) -> str:
@@ -303,16 +306,15 @@ def parse_quote(raw: Mapping[str, Any], *, sender: str, me: str, room: MatrixRoo
     )
 
 
-def _parse_file(event: Any, content: Mapping[str, Any]) -> MatrixFile | None:
+def _parse_file(event: Any, content: Mapping[str, Any]) -> RemoteFile | None:
     if not isinstance(event, RoomMessageMedia | StickerEvent):
         return None
     info = content.get("info") or {}
     size, media = info.get("size", 0), info.get("mimetype", "")
     found = _MXC.fullmatch(str(event.url))
     name = content.get("filename") or content.get("body") or "file"
-    return MatrixFile(
-        server=found[1] if found else "",
-        id=found[2] if found else "",
+    return RemoteFile(
+        reference=f"{found[1]}/{found[2]}" if found else "",
         name=str(name)[:300],
         media=str(media),
         size=size if isinstance(size, int) and size > 0 else 0,

@@ -8,7 +8,6 @@ answer the history shows whether it was sent. An edit may be repeated, so a repl
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,7 +19,7 @@ from everhold.core.access import NOTICE_PREFIX
 from everhold.core.entries import Attachment, ChatLocation
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
-from everhold.platforms.files import attach_incoming_file, fetch_file, load_outgoing_file
+from everhold.platforms.files import fetch_file, load_outgoing_file
 from everhold.platforms.slack import errors as slack_errors, formatting, parsing
 from everhold.platforms.slack.catch_up import SlackCatchUp, parse_ts
 from everhold.platforms.slack.events import SlackEventsConnection
@@ -34,6 +33,7 @@ from everhold.ports.platform import (
     IncomingMessage,
     OutgoingMessage,
     PlatformOffset,
+    RemoteFile,
 )
 from everhold.ports.plugin import PluginContext
 
@@ -42,9 +42,9 @@ MAX_TEXT_UNITS: Final = 3_900
 """Slack accepts longer messages, but no edits over 4,000 characters, and it collapses long messages."""
 MAX_MESSAGE_CHARS: Final = 40_000
 """Slack cuts longer texts off without an error."""
-FILE_WAIT_SECONDS: Final = 1.5
-"""After this time the next messages no longer wait for a message's files, because an event must be confirmed within
-three seconds."""
+LOOKUP_SECONDS: Final = 1.5
+"""How long a message waits for the name of its sender, or for missed messages, because an event must be confirmed
+within three seconds."""
 MAX_FILE_BYTES: Final = 1_000_000_000
 CALL_SECONDS: Final = 20.0
 REQUIRED_SCOPES: Final = frozenset({"chat:write", "im:history", "im:read"})
@@ -56,8 +56,8 @@ MAX_TRACKED_DRAFTS: Final = 1_000
 
 
 class SlackPlatform:
-    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsIntroduction` and
-    `SupportsClose`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsDownloads`,
+    `SupportsIntroduction` and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.PROBE
@@ -81,10 +81,6 @@ class SlackPlatform:
         self._backlog = SlackCatchUp(self._call_api, self._account_context, self._log)
         self._rate_limited_until: dict[str, float] = {}
         """Channel -> the time until which Slack's rate limit holds."""
-        self._fetching: dict[str, list[str]] = {}
-        """Events whose files are being downloaded. Their envelopes are confirmed after the commit."""
-        self._slow_envelopes: dict[str, int] = {}
-        """Channel -> the number of such events. No offset moves past them."""
         self._alive_recorded_at = 0.0
         self.port = 0
         """The port of the Events API server, once it listens."""
@@ -191,13 +187,11 @@ class SlackPlatform:
             offset = PlatformOffset(key=f"history/{event['channel']}", value=str(event["ts"]))
             await self._accept_message(heard, accept, at=offset)
 
-        self._fetching.clear()
-        self._slow_envelopes.clear()
         self._backlog.begin_gap()
         caught_up = connection.start_task(self._backlog.run(missed, now=self._context.clock.now()))
         # missed messages come first, unless reading them takes so long that new ones would not be confirmed in time
         await asyncio.wait(
-            [caught_up, connection.reader_task], timeout=FILE_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            [caught_up, connection.reader_task], timeout=LOOKUP_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
         async for envelope in connection:
             await self._accept_envelope(envelope, connection, accept)
@@ -211,25 +205,8 @@ class SlackPlatform:
     async def _accept_envelope(
         self, envelope: SlackEnvelope, connection: SlackSocketConnection, accept: AcceptMessage
     ) -> None:
-        """Accept an envelope, then confirm it. Slow files are downloaded in the background."""
-        if envelope.pending_message is not None:
-            heard = envelope.pending_message.result()
-            self._slow_envelopes[envelope.channel] -= 1
-            await self._accept_message(heard, accept)
-            for id in self._fetching.pop(envelope.event_id):
-                await connection.acknowledge(id)
-            return
-        if envelope.event_id in self._fetching:
-            self._fetching[envelope.event_id].append(envelope.id)
-            return
-        parsing_task = connection.start_task(self._parse_envelope(envelope))
-        await asyncio.wait([parsing_task], timeout=FILE_WAIT_SECONDS)
-        if not parsing_task.done():
-            self._fetching[envelope.event_id] = [envelope.id]
-            self._slow_envelopes[envelope.channel] = self._slow_envelopes.get(envelope.channel, 0) + 1
-            connection.requeue(envelope, parsing_task)
-            return
-        await self._accept_message(parsing_task.result(), accept)
+        """Accept an envelope, then confirm it."""
+        await self._accept_message(await self._parse_envelope(envelope), accept)
         await connection.acknowledge(envelope.id)
 
     async def _parse_envelope(self, envelope: SlackEnvelope) -> IncomingMessage | None:
@@ -254,7 +231,7 @@ class SlackPlatform:
         origin = heard.origin
         if origin.thread:
             await self._backlog.add_thread(origin.chat, origin.thread)
-        if at is None and heard.event == "message" and not self._slow_envelopes.get(origin.chat):
+        if at is None and heard.event == "message":
             name = self._backlog.advance_position(origin.chat, origin.message)
             at = PlatformOffset(key=name, value=origin.message) if name else None
         await accept(msgspec.structs.replace(heard, offset=at))
@@ -273,23 +250,27 @@ class SlackPlatform:
             return None
         if not heard.name and not heard.bot:
             heard = msgspec.structs.replace(heard, name=await self._get_user_name(heard.sender))
-        for file in files:
-            download = functools.partial(self._download_file, file)
-            heard = await attach_incoming_file(
-                heard, download, name=file.name, media=file.media, size=file.size, log=self._log
-            )
-        return heard
+        remote_files = tuple(
+            RemoteFile(name=file.name, media=file.media, size=file.size, reference=msgspec.json.encode(file).decode())
+            for file in files
+        )
+        return msgspec.structs.replace(heard, remote_files=remote_files) if files else heard
 
     def _build_unparsed_message(self, raw: Any, *, id: str, error: Exception) -> IncomingMessage:
         reason = f"{type(error).__name__}: {error}"
         self._log.warning("update.unparsed", error=reason)
-        return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
+        return build_unparsed_message(
+            raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=parsing.find_sender(raw)
+        )
 
     async def _get_user_name(self, user: str) -> str:
         """Return the display name of a user. The id identifies the user."""
         if user not in self._names:
             try:
-                info = (await self._call_api("users.info", user=user)).get("user") or {}
+                async with asyncio.timeout(LOOKUP_SECONDS):
+                    info = (await self._call_api("users.info", user=user)).get("user") or {}
+            except TimeoutError:
+                return ""
             except Refused as error:
                 self._log.info("name.unknown", error=error)
                 info = {}  # and will not be known later
@@ -299,6 +280,10 @@ class SlackPlatform:
             profile = info.get("profile") or {}
             self._names[user] = str(profile.get("display_name") or info.get("real_name") or info.get("name") or "")
         return self._names[user]
+
+    async def download(self, file: RemoteFile) -> bytes:
+        await self._identify()
+        return await self._download_file(msgspec.json.decode(file.reference, type=parsing.SlackFile))
 
     async def _download_file(self, file: parsing.SlackFile) -> bytes:
         if file.external:

@@ -10,7 +10,7 @@ from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
 from everhold.core.provenance import shorten_piece
 from everhold.platforms.slack import formatting
 from everhold.platforms.slack.settings import NAME
-from everhold.platforms.unparsed import require_id
+from everhold.platforms.unparsed import UnparsedSender, find_id, require_id
 from everhold.ports.platform import IncomingMessage
 
 TEXT_MESSAGE_SUBTYPES: Final = frozenset({"", "file_share", "thread_broadcast", "me_message", "bot_message"})
@@ -112,6 +112,13 @@ def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
         for file in (*(event.get("files") or ()), *_list_shared_files(event))
         if file.get("mode") != "tombstone"
     )
+
+
+def find_sender(raw: object) -> UnparsedSender | None:
+    """Return who sent an event or a command that cannot be parsed, as far as it can be read."""
+    sender = find_id(raw, "user") or find_id(raw, "message", "user") or find_id(raw, "user_id")
+    chat = find_id(raw, "channel") or find_id(raw, "channel_id")
+    return UnparsedSender(sender=sender, chat=chat, is_direct=chat.startswith("D")) if sender else None
 
 
 def is_message_ts(text: str) -> bool:

@@ -12,7 +12,6 @@ import aiohttp
 from msgspec import Struct
 
 from everhold.errors import Refused
-from everhold.ports.platform import IncomingMessage
 
 T = TypeVar("T")
 
@@ -30,23 +29,16 @@ class SlackHello(Struct, frozen=True):
 
 
 class SlackEnvelope(Struct, frozen=True, kw_only=True):
-    """An event from Slack. `late` is the parsed message of an envelope that was deferred until its files were
-    downloaded."""
+    """An event from Slack."""
 
     id: str
     type: str
     payload: dict[str, Any]
-    pending_message: asyncio.Task[IncomingMessage | None] | None = None
 
     @property
     def event_id(self) -> str:
         """The event's id: the same in every envelope that brings it."""
         return str(self.payload.get("event_id") or self.id)
-
-    @property
-    def channel(self) -> str:
-        event = self.payload.get("event")
-        return str(event.get("channel")) if isinstance(event, dict) else ""
 
 
 class SlackSocketConnection:
@@ -99,18 +91,6 @@ class SlackSocketConnection:
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
-
-    def requeue(self, envelope: SlackEnvelope, task: asyncio.Task[IncomingMessage | None]) -> None:
-        """Yield an envelope again once something is done."""
-
-        def done(task: asyncio.Task[IncomingMessage | None]) -> None:
-            if not task.cancelled() and task.exception() is None:
-                again = SlackEnvelope(
-                    id=envelope.id, type=envelope.type, payload=envelope.payload, pending_message=task
-                )
-                self._inbox.put_nowait(again)
-
-        task.add_done_callback(done)
 
     def close_after_delay(self, sleep: Callable[[float], Awaitable[None]]) -> None:
         """End the connection after a while."""

@@ -21,13 +21,12 @@ from telegram.error import BadRequest, ChatMigrated, Conflict, InvalidToken, Ret
 from telegram.request import HTTPXRequest
 
 from everhold.core.access import NOTICE_PREFIX
-from everhold.core.attachments import build_attachment, build_missing_attachment
 from everhold.core.entries import Attachment, ChatLocation
 from everhold.core.message_split import count_units
 from everhold.core.retry import retry_delay_seconds
-from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.errors import InDoubt, Refused, Transient
 from everhold.infra.secret import SecretString
-from everhold.platforms.files import add_missing_note, load_outgoing_file
+from everhold.platforms.files import load_outgoing_file
 from everhold.platforms.telegram import errors as telegram_errors, parsing
 from everhold.platforms.telegram.formatting import format_markdown
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, TelegramWebhookSettings
@@ -39,6 +38,7 @@ from everhold.ports.platform import (
     DeliveryGuarantee,
     IncomingMessage,
     OutgoingMessage,
+    RemoteFile,
 )
 from everhold.ports.plugin import PluginContext
 
@@ -69,8 +69,8 @@ class TelegramPollingRequest(HTTPXRequest):
 
 
 class TelegramPlatform:
-    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsTyping`, `SupportsIntroduction`
-    and `SupportsClose`."""
+    """One account. Implements `Platform`, `SupportsDrafts`, `SupportsFiles`, `SupportsDownloads`, `SupportsTyping`,
+    `SupportsIntroduction` and `SupportsClose`."""
 
     name = NAME
     delivery = DeliveryGuarantee.BLIND
@@ -260,34 +260,23 @@ class TelegramPlatform:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("update.unparsed", error=reason)
             id = str(raw.get("update_id") if isinstance(raw, dict) else _compute_next_offset(raw))
-            return build_unparsed_message(raw, platform=NAME, account=self.account, id=id, reason=reason)
+            return build_unparsed_message(
+                raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=parsing.find_sender(raw)
+            )
         if message is not None and (moved := parsing.parse_migration(message)) is not None:
             await self._account_context.add_chat_alias(*moved)
         if heard is None:
             return None
-        return heard if file is None else await self._attach_file(heard, file)
+        return heard if file is None else msgspec.structs.replace(heard, remote_files=(file,))
 
-    async def _attach_file(self, heard: IncomingMessage, file: parsing.TelegramFile) -> IncomingMessage:
-        """Return the message with its file, or with a note that the file is missing."""
-        most = self._account_context.max_file_bytes
-        try:
-            data = await self._download_file(file)
-        except EverholdError as error:
-            self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
-            noted = add_missing_note(heard, f"[{file.name} was not stored: {error.message}]")
-            return msgspec.structs.replace(noted, attachments=(missing,))
-        assert len(data) <= most
-        kept = build_attachment(data, name=file.name, media=file.media)
-        return msgspec.structs.replace(heard, attachments=(kept,), files=(data,))
-
-    async def _download_file(self, file: parsing.TelegramFile) -> bytes:
+    async def download(self, file: RemoteFile) -> bytes:
+        await self._connect()
         most = self._account_context.max_file_bytes
         if file.size > most:
             raise Refused(f"it is larger than {most:,} bytes")
         for attempt in range(1, MAX_FETCH_ATTEMPTS + 1):
             try:
-                found = await self._bot.get_file(file.id)
+                found = await self._bot.get_file(file.reference)
                 if not (found.file_path or "").startswith(self._files):
                     raise Refused("Telegram returned a path outside its file server")  # never open a local path
                 if (found.file_size or 0) > most:

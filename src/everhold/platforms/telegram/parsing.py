@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import Struct
 from telegram import (
     Chat,
     Message,
@@ -22,21 +21,13 @@ from telegram import (
 from everhold.core.entries import AGENT_ITSELF, ChatLocation, TextPiece
 from everhold.core.provenance import shorten_piece
 from everhold.platforms.telegram.settings import NAME
-from everhold.ports.platform import IncomingMessage
+from everhold.platforms.unparsed import UnparsedSender, find_id
+from everhold.ports.platform import IncomingMessage, RemoteFile
 
 ALLOWED_UPDATES: Final = ("message", "edited_message", "channel_post", "edited_channel_post")
 """The updates that contain messages of people."""
 _OTHER_CONTENT_FIELDS: Final = ("location", "venue", "contact", "poll", "dice", "game")
 """Content that is neither text nor a file. The message names it, so that the agent knows of it."""
-
-
-class TelegramFile(Struct, frozen=True, kw_only=True):
-    """A file that is stored at Telegram and not downloaded yet."""
-
-    id: str
-    name: str
-    media: str
-    size: int
 
 
 def is_wanted_update(raw: dict[str, Any]) -> bool:
@@ -46,6 +37,18 @@ def is_wanted_update(raw: dict[str, Any]) -> bool:
 
 def get_message(update: Update) -> Message | None:
     return update.message or update.edited_message or update.channel_post or update.edited_channel_post
+
+
+def find_sender(raw: object) -> UnparsedSender | None:
+    """Return who sent an update that cannot be parsed, as far as it can be read."""
+    fields: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    message: dict[str, Any] = next((fields[kind] for kind in ALLOWED_UPDATES if isinstance(fields.get(kind), dict)), {})
+    chat = message.get("chat")
+    sender = find_id(message, "sender_chat", "id") or find_id(message, "from", "id")
+    if not sender:
+        return None
+    direct = isinstance(chat, dict) and chat.get("type") == "private"
+    return UnparsedSender(sender=sender, chat=find_id(message, "chat", "id"), is_direct=direct)
 
 
 def parse_migration(message: Message) -> tuple[str, str] | None:
@@ -91,17 +94,18 @@ def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage |
     )
 
 
-def parse_file(message: Message) -> TelegramFile | None:
+def parse_file(message: Message) -> RemoteFile | None:
     """Return the file of a message."""
     if message.photo:
         photo = message.photo[-1]  # the sizes are in ascending order
-        return TelegramFile(id=str(photo.file_id), name="photo.jpg", media="image/jpeg", size=int(photo.file_size or 0))
+        size = int(photo.file_size or 0)
+        return RemoteFile(reference=str(photo.file_id), name="photo.jpg", media="image/jpeg", size=size)
     kinds = {"document": "file", "voice": "voice.ogg", "audio": "audio", "video": "video.mp4", "animation": "animation"}
     for kind, name in (*kinds.items(), ("video_note", "video.mp4"), ("sticker", "sticker.webp")):
         found: Any = getattr(message, kind)  # the library has one field per kind of file, and no common one
         if found is not None:
-            return TelegramFile(
-                id=str(found.file_id),
+            return RemoteFile(
+                reference=str(found.file_id),
                 name=str(getattr(found, "file_name", None) or name),
                 media=str(getattr(found, "mime_type", None) or ("image/webp" if kind == "sticker" else "")),
                 size=int(found.file_size or 0),

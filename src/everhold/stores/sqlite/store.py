@@ -17,6 +17,7 @@ import msgspec
 
 from everhold.core.entries import Entry, EntryKind
 from everhold.core.people import PeopleDirectory, PeopleEvent
+from everhold.core.quotas import WaitingCount
 from everhold.errors import NotFound, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import (
@@ -346,6 +347,18 @@ class SqliteStore:
     async def count_waiting(self) -> int:
         count: int = self._fetch_rows("select count(*) from pending where asks", ())[0][0]
         return count
+
+    async def list_waiting(self) -> list[WaitingCount]:
+        rows = self._fetch_rows(
+            "select e.author, s.address, count(*), sum(coalesce(octet_length(e.body), 0)) from pending p "
+            "join entries e on e.session = p.session and e.seq = p.seq join sessions s on s.id = p.session "
+            "where p.asks group by e.author, s.address",
+            (),
+        )
+        return [
+            WaitingCount(author=author, address=address, messages=messages, bytes=size)
+            for author, address, messages, size in rows
+        ]
 
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_PENDING, (session, after))]

@@ -25,6 +25,7 @@ from everhold.core.attachments import build_attachment
 from everhold.core.entries import Attachment
 from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, SupportsClose, SupportsDrafts, SupportsTyping
+from everhold.ports.store import StateNamespace
 from everhold.testing.contracts.platform_harness import (
     HOUR_SECONDS,
     PATIENCE_SECONDS,
@@ -183,6 +184,19 @@ class PlatformContract:
         await harness.remote.write("later", to=harness.remote.chat)
         await harness.wait_until_heard("later")
         assert len(await harness.read_heard()) == 4, "the update was read again"
+
+    @platform_promise("poison")
+    async def test_an_unparsable_update_of_a_denied_sender_is_not_stored(self, harness: PlatformHarness) -> None:
+        harness.denied.add(harness.remote.sender)
+        await harness.remote.send_unparsable_update()
+        harness.start()
+
+        async def met() -> bool:
+            return bool(harness.results)
+
+        await harness.wait_until(met, what="the update")
+        assert [result.outcome for result in harness.results] == ["denied"]
+        assert await harness.read_heard() == []
 
     @platform_promise()
     async def test_unknown_kinds_of_updates_are_skipped(self, harness: PlatformHarness) -> None:
@@ -433,6 +447,58 @@ class PlatformContract:
         assert body.text.startswith("huge")
         (file,) = body.attachments
         assert (file.blob, file.name) == ("", "huge.bin")
+
+    @platform_promise("files", "groups")
+    async def test_a_hanging_file_delays_only_its_own_chat_and_keeps_the_order(self, harness: PlatformHarness) -> None:
+        harness.start()
+        harness.remote.hang_files()
+        await harness.remote.attach("look", "a.txt", b"some bytes", to=harness.remote.chat)
+        await harness.remote.write("and this", to=harness.remote.chat)
+        await harness.remote.write("elsewhere", to=harness.remote.group)
+        await harness.wait_until_heard("elsewhere")
+
+        async def both_held() -> bool:
+            return harness.held_messages.count() == 2
+
+        await harness.wait_until(both_held, what="two held messages")
+        assert await harness.read_texts() == ["elsewhere"]
+        harness.remote.release_files()
+        await harness.wait_until_heard("and this")
+        assert await harness.read_texts() == ["elsewhere", "look", "and this"]
+        assert [len(body.attachments) for body in await harness.read_heard()] == [0, 1, 0]
+        assert await harness.store.list_state_records(StateNamespace.HELD_MESSAGE) == []
+
+    @platform_promise("files")
+    async def test_a_message_with_a_hanging_file_survives_a_restart(self, harness: PlatformHarness) -> None:
+        harness.start()
+        harness.remote.hang_files()
+        await harness.remote.attach("look", "a.txt", b"some bytes", to=harness.remote.chat)
+        await harness.remote.write("and this", to=harness.remote.chat)
+
+        async def both_held() -> bool:
+            return harness.held_messages.count() == 2
+
+        await harness.wait_until(both_held, what="two held messages")
+        await harness.stop()
+        harness.remote.release_files()
+        await harness.restart()
+        await harness.wait_until_heard("look", "and this")
+        assert await harness.read_texts() == ["look", "and this"]
+        assert [len(body.attachments) for body in await harness.read_heard()] == [1, 0]
+
+    @platform_promise("files")
+    async def test_a_file_of_a_denied_sender_is_not_downloaded(self, harness: PlatformHarness) -> None:
+        harness.start()
+        harness.denied.add(harness.remote.sender)
+        await harness.remote.attach("look", "a.txt", b"some bytes", to=harness.remote.chat)
+
+        async def met() -> bool:
+            return bool(harness.results)
+
+        await harness.wait_until(met, what="the message")
+        assert [result.outcome for result in harness.results] == ["denied"]
+        assert harness.downloads == []
+        assert await harness.store.list_state_records(StateNamespace.HELD_MESSAGE) == []
 
     @platform_promise("files")
     async def test_a_file_is_sent_with_its_message(self, harness: PlatformHarness) -> None:

@@ -14,12 +14,23 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec import Struct
 
 from everhold.assembly.accounts import StoredPlatformOffsets
+from everhold.config.settings import FileQuotas
 from everhold.core.access import AdmissionDecision
 from everhold.core.commands import COMMAND_MENU
 from everhold.core.entries import ChatLocation, EntryKind, Heard
 from everhold.engine.gates import Gates, Wakeups
 from everhold.ingress.accept import MessageAcceptor
-from everhold.ports.platform import AcceptResult, IncomingMessage, OutgoingMessage, Platform, SupportsClose
+from everhold.ingress.held_messages import HeldMessages
+from everhold.ports.platform import (
+    UNPARSED_EVENT,
+    AcceptResult,
+    IncomingMessage,
+    OutgoingMessage,
+    Platform,
+    RemoteFile,
+    SupportsClose,
+    SupportsDownloads,
+)
 from everhold.ports.plugin import AccountContext, FetchedContent, PluginContext
 from everhold.ports.store import Change, StateNamespace, Step, make_state_scope
 from everhold.stores.sqlite import SqliteStore
@@ -66,8 +77,13 @@ class RemotePlatform(Protocol):
 
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str: ...
 
+    def hang_files(self) -> None:
+        """Let all downloads of files hang, until `release_files`."""
+
+    def release_files(self) -> None: ...
+
     async def send_unparsable_update(self) -> None:
-        """Send an update that cannot be parsed."""
+        """Send an update of `sender` that cannot be parsed."""
 
     async def send_unknown_update(self) -> None:
         """Send an update of an unknown kind."""
@@ -112,7 +128,12 @@ class PlatformHarness:
         self.clock = ContractClock()
         self.store = SqliteStore.open(path / "log.db", chance=SeededRandom())
         gates = Gates(store=self.store, clock=self.clock, chance=SeededRandom(), log=SilentLogger(), owner="contract")
+        self._gates = gates
         self._ingress = MessageAcceptor(gates, admit=self._admit, wakeups=Wakeups())
+        self.denied: set[str] = set()
+        """The senders who may not speak."""
+        self.downloads: list[str] = []
+        """The names of the files that were requested."""
         self.sleeps: list[float] = []
         self.troubles: list[str] = []
         self.chat_moves: list[tuple[str, str]] = []
@@ -122,7 +143,39 @@ class PlatformHarness:
         """Kill the process `before` or `after` the next commit."""
         self.results: list[AcceptResult] = []
         self._listener: asyncio.Task[None] | None = None
-        self.platform = remote.build_adapter(self.make_context())
+        self._platforms: dict[tuple[str, str], Platform] = {}
+        self.platform = self._build_platform()
+        self.held_messages = self._build_held_messages()
+
+    def _build_platform(self) -> Platform:
+        platform = self.remote.build_adapter(self.make_context())
+        if isinstance(platform, SupportsDownloads):
+            download = platform.download
+
+            async def count_download(file: RemoteFile) -> bytes:
+                self.downloads.append(file.name)
+                return await download(file)
+
+            platform.download = count_download  # type: ignore[method-assign]  # the test counts the calls
+        self._platforms[self.remote.platform, "main"] = platform
+        return platform
+
+    def _build_held_messages(self) -> HeldMessages:
+        return HeldMessages(
+            self._gates,
+            acceptor=self._ingress,
+            accept=self._ingress,
+            platforms=self._platforms,
+            settings=FileQuotas,
+            is_halted=self._is_halted,
+            prepare=self._prepare,
+        )
+
+    async def _is_halted(self, platform: str, chat: str) -> bool:
+        return False
+
+    async def _prepare(self) -> None:
+        """Do nothing, because the disk has space."""
 
     def make_context(self) -> PluginContext:
         platform = self.remote.platform
@@ -166,6 +219,7 @@ class PlatformHarness:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
             self._listener = None
+        await self.held_messages.close()
 
     async def restart(self) -> None:
         """Start another process on the same store."""
@@ -173,7 +227,9 @@ class PlatformHarness:
         if isinstance(self.platform, SupportsClose):
             await self.platform.aclose()
         self.dies_at = ""
-        self.platform = self.remote.build_adapter(self.make_context())
+        self.platform = self._build_platform()
+        self.held_messages = self._build_held_messages()
+        await self.held_messages.resume()
         self.start()
 
     async def wait_until_killed(self) -> None:
@@ -188,14 +244,16 @@ class PlatformHarness:
     async def _accept(self, incoming: IncomingMessage) -> AcceptResult:
         if self.dies_at == "before":
             raise ProcessKilled
-        result = await self._ingress(incoming)
-        if self.dies_at == "after" and result.outcome == "accepted":
+        result = await self.held_messages(incoming)
+        if self.dies_at == "after" and result.outcome in ("accepted", "held"):
             raise ProcessKilled
         self.results.append(result)
         return result
 
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
-        return AdmissionDecision(agent="main", identity=incoming.sender, group="shared")
+        unknown = incoming.event == UNPARSED_EVENT and not incoming.sender
+        refusal = "denied" if unknown or incoming.sender in self.denied else ""
+        return AdmissionDecision(agent="main", identity=incoming.sender, group="shared", refusal=refusal)
 
     async def _sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)

@@ -63,12 +63,21 @@ class LoopbackServer(HttpListener):
         self.held = asyncio.Event()
         """Set while a call hangs, so that a test can wait for it."""
         self._faults: deque[LoopbackFault] = deque()
+        self._hanging: dict[str, asyncio.Event] = {}
 
     def plan_fault(
         self, on: str, kind: LoopbackFaultKind, *, answer: LoopbackResponse | None = None, times: int = 1
     ) -> None:
         """Let the next `times` calls of `on` fail."""
         self._faults.extend([LoopbackFault(on, kind, answer)] * times)
+
+    def hang_calls(self, on: str) -> None:
+        """Let all calls of `on` hang, until `release_calls`."""
+        self._hanging[on] = asyncio.Event()
+
+    def release_calls(self, on: str) -> None:
+        """Answer the calls that hang, and those that follow."""
+        self._hanging.pop(on).set()
 
     async def wait_for_faults(self, on: str) -> None:
         """Wait until every planned fault of `on` has happened."""
@@ -115,6 +124,9 @@ class LoopbackServer(HttpListener):
         fault = next((fault for fault in self._faults if fault.call == name), None)
         if fault is not None:
             self._faults.remove(fault)
+        if name in self._hanging:
+            self.held.set()
+            await self._hanging[name].wait()
         match fault:
             case LoopbackFault(kind="drop before"):
                 abort_connection(writer)

@@ -1,0 +1,283 @@
+"""Messages whose files are still at their platform. Such a message is stored first, and its files are downloaded then.
+
+The listener of a platform does not wait for a download. The message is committed as a state record, after the access
+check and together with the platform's offset, so the platform may forget it. A lane per chat downloads its files and
+then accepts it, in the commit that deletes the record. Later messages of the same chat wait in the same lane, so their
+order is kept. After a restart the lanes continue with the records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from everhold.config.settings import FileQuotas
+from everhold.core.access import AdmissionDecision
+from everhold.core.address import derive_address
+from everhold.core.attachments import build_attachment, build_missing_attachment
+from everhold.core.entries import StoredRecord
+from everhold.core.people import PERSON_MEMBER
+from everhold.core.quotas import WaitingCount
+from everhold.core.retry import retry_delay_seconds
+from everhold.engine.gates import Gates
+from everhold.errors import Conflict, EverholdError, Refused
+from everhold.ingress.accept import MessageAcceptor, build_dedup_key
+from everhold.ports.platform import (
+    AcceptMessage,
+    AcceptResult,
+    IncomingMessage,
+    Platform,
+    RemoteFile,
+    SupportsDownloads,
+)
+from everhold.ports.store import StateNamespace, StateRecord, StateWrite, make_state_scope
+
+LONGEST_WAIT_SECONDS: Final = 60.0
+LaneKey = tuple[str, str, str]
+
+
+class HeldMessage(StoredRecord, frozen=True, kw_only=True):
+    """A message that was admitted and waits for its files, or for an earlier message of its chat."""
+
+    at: float
+    identity: str
+    """Whose message it is, for forgetting."""
+    incoming: IncomingMessage
+    decision: AdmissionDecision
+
+
+class _QueuedMessage:
+    """A held message in its lane."""
+
+    def __init__(self, held: HeldMessage, record: StateRecord) -> None:
+        self.held = held
+        self.record = record
+        self.dedup = build_dedup_key(held.incoming)
+
+
+class _ChatLane:
+    """The held messages of one chat, in order."""
+
+    def __init__(self) -> None:
+        self.queue: collections.deque[_QueuedMessage] = collections.deque()
+        self.task: asyncio.Task[None] | None = None
+
+
+class HeldMessages:
+    """Accepts the messages of platform accounts. Those without files go straight to the acceptor."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        *,
+        acceptor: MessageAcceptor,
+        accept: AcceptMessage,
+        platforms: Mapping[tuple[str, str], Platform],
+        settings: Callable[[], FileQuotas],
+        is_halted: Callable[[str, str], Awaitable[bool]],
+        prepare: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`accept` is called for a message that needs no lane. `is_halted` returns whether a chat is silenced.
+        `prepare` is called before a message is held; it raises if nothing can be stored."""
+        self._gates = gates
+        self._acceptor = acceptor
+        self._accept = accept
+        self._platforms = platforms
+        self._settings = settings
+        self._is_halted = is_halted
+        self._prepare = prepare
+        self._lanes: dict[LaneKey, _ChatLane] = {}
+        self._slots: dict[tuple[str, str], tuple[int, asyncio.Semaphore]] = {}
+        self._last_number = 0
+
+    async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
+        origin = incoming.origin
+        lane = self._lanes.get((origin.platform, origin.account, origin.chat))
+        if lane is None and not incoming.remote_files:
+            return await self._accept(incoming)
+        return await self._hold(incoming)
+
+    async def resume(self) -> int:
+        """Continue with the messages that an earlier process held. Return their number."""
+        records = await self._gates.store.list_state_records(StateNamespace.HELD_MESSAGE)
+        for record in sorted(records, key=lambda it: it.key):
+            self._last_number = max(self._last_number, int(record.key))
+            self._enqueue(msgspec.json.decode(record.value, type=HeldMessage), record)
+        return len(records)
+
+    async def close(self) -> None:
+        """Stop all downloads. The messages stay stored, and the next process continues."""
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lanes.clear()
+
+    def list_waiting(self) -> Iterator[WaitingCount]:
+        """Yield the held messages, for the quotas."""
+        for lane in self._lanes.values():
+            for queued in lane.queue:
+                held, origin = queued.held, queued.held.incoming.origin
+                address = derive_address(
+                    agent=held.decision.agent,
+                    platform=origin.platform,
+                    account=origin.account,
+                    kind=held.incoming.kind,
+                    chat=held.decision.chat or origin.chat,
+                )
+                yield WaitingCount(
+                    author=f"{PERSON_MEMBER}{held.identity}",
+                    address=str(address),
+                    messages=1,
+                    bytes=len(held.incoming.text),
+                )
+
+    def count(self) -> int:
+        """Return how many messages are held."""
+        return sum(len(lane.queue) for lane in self._lanes.values())
+
+    # -- holding -----------------------------------------------------------------------------------------------------
+
+    async def _hold(self, incoming: IncomingMessage) -> AcceptResult:
+        """Store a message in the lane of its chat. Returns after the commit."""
+        await self._prepare()
+        origin = incoming.origin
+        dedup = build_dedup_key(incoming)
+        lane = self._lanes.get((origin.platform, origin.account, origin.chat))
+        if dedup is not None and lane is not None and any(it.dedup == dedup for it in lane.queue):
+            await self._acceptor.commit_offset_only(incoming)
+            return AcceptResult(outcome="duplicate")
+        self._last_number += 1
+        number = f"{self._last_number:020d}"
+
+        def build_write(decision: AdmissionDecision) -> StateWrite:
+            kept = structs.replace(incoming, offset=None, state_write=None)
+            held = HeldMessage(at=self._gates.clock.now(), identity=decision.identity, incoming=kept, decision=decision)
+            return StateWrite(
+                namespace=StateNamespace.HELD_MESSAGE,
+                scope=make_state_scope(origin.platform, origin.account),
+                key=number,
+                value=msgspec.json.encode(held).decode(),
+                version=0,
+            )
+
+        result, write = await self._acceptor.hold(incoming, build_write)
+        if write is not None and write.value is not None:
+            record = await self._gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
+            if record is not None:
+                self._enqueue(msgspec.json.decode(write.value, type=HeldMessage), record)
+        return result
+
+    def _enqueue(self, held: HeldMessage, record: StateRecord) -> None:
+        origin = held.incoming.origin
+        key = (origin.platform, origin.account, origin.chat)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _ChatLane()
+        lane.queue.append(_QueuedMessage(held, record))
+        if lane.task is None:
+            lane.task = asyncio.get_running_loop().create_task(self._run_lane(key, lane), name=f"files of {key[0]}")
+
+    # -- releasing ---------------------------------------------------------------------------------------------------
+
+    async def _run_lane(self, key: LaneKey, lane: _ChatLane) -> None:
+        """Accept the messages of a chat, one after the other, until none is left."""
+        while lane.queue:
+            queued = lane.queue[0]
+            complete = await self._download_files(queued.held.incoming)
+            await self._release(queued, complete)
+            lane.queue.popleft()
+        del self._lanes[key]
+
+    async def _release(self, queued: _QueuedMessage, complete: IncomingMessage) -> None:
+        """Accept a message and delete its record in one commit. Retries until the store allows it."""
+        held, failures = queued.held, 0
+        complete = structs.replace(complete, state_write=queued.record.replace_with(None))
+        while True:
+            decision, origin = held.decision, held.incoming.origin
+            if decision.asks and await self._is_halted(origin.platform, decision.chat or origin.chat):
+                decision = structs.replace(decision, asks=False)
+            try:
+                await self._acceptor.release(complete, decision, more_bytes=_count_undeclared(held.incoming, complete))
+                return
+            except Conflict:
+                self._gates.log.info("message.forgotten", platform=origin.platform, account=origin.account)
+                return  # its record was deleted: the sender was forgotten
+            except EverholdError as error:
+                failures += 1
+                self._gates.log.warning("message.held", platform=origin.platform, account=origin.account, error=error)
+                wait = retry_delay_seconds(failures, jitter=self._gates.chance.random()) or LONGEST_WAIT_SECONDS
+                await self._gates.sleep(min(wait, LONGEST_WAIT_SECONDS))
+
+    async def _download_files(self, incoming: IncomingMessage) -> IncomingMessage:
+        """Return the message with its files, and with a note for each that is missing."""
+        most = self._settings().per_message
+        complete = structs.replace(incoming, remote_files=())
+        for number, file in enumerate(incoming.remote_files, start=1):
+            try:
+                if number > most:
+                    raise Refused(f"at most {most} files of a message are stored")
+                data = await self._download_file(incoming, file)
+            except EverholdError as error:
+                complete = self._note_missing(complete, file, error.message)
+            else:
+                kept = build_attachment(data, name=file.name, media=file.media)
+                complete = structs.replace(
+                    complete, attachments=(*complete.attachments, kept), files=(*complete.files, data)
+                )
+        return complete
+
+    async def _download_file(self, incoming: IncomingMessage, file: RemoteFile) -> bytes:
+        origin, settings = incoming.origin, self._settings()
+        account = (origin.platform, origin.account)
+        platform: object = self._platforms.get(account)
+        if not isinstance(platform, SupportsDownloads):
+            raise Refused(f"{origin.platform}/{origin.account} is not connected")
+        slots = self._slots.get(account)
+        if slots is None or slots[0] != settings.at_once:
+            slots = self._slots[account] = (settings.at_once, asyncio.Semaphore(settings.at_once))
+        async with slots[1]:
+            try:
+                async with asyncio.timeout(settings.deadline_seconds):
+                    return await platform.download(file)
+            except TimeoutError:
+                raise Refused(f"it did not arrive within {settings.deadline_seconds:g} s") from None
+
+    def _note_missing(self, incoming: IncomingMessage, file: RemoteFile, reason: str) -> IncomingMessage:
+        origin = incoming.origin
+        self._gates.log.warning(
+            "file.missing",
+            platform=origin.platform,
+            account=origin.account,
+            name=file.name,
+            size=file.size,
+            error=reason,
+        )
+        missing = build_missing_attachment(name=file.name, media=file.media, size=file.size)
+        noted = add_missing_note(incoming, f"[{file.name} was not stored: {reason}]")
+        return structs.replace(noted, attachments=(*incoming.attachments, missing))
+
+
+def _count_undeclared(held: IncomingMessage, complete: IncomingMessage) -> int:
+    """Return by how many bytes the files are larger than the platform said."""
+    return sum(map(len, complete.files)) - sum(file.size for file in held.remote_files)
+
+
+def add_missing_note(heard: IncomingMessage, note: str) -> IncomingMessage:
+    """Return the message with a note about a missing file: beside the sender's words, or in the forwarded text that the
+    file belongs to, because a note must not count as the sender's words.
+    """
+    for place, piece in enumerate(heard.pieces):
+        if piece.source == "forwarded":
+            noted = structs.replace(piece, text=_append_line(piece.text, note))
+            return structs.replace(heard, pieces=(*heard.pieces[:place], noted, *heard.pieces[place + 1 :]))
+    return structs.replace(heard, text=_append_line(heard.text, note))
+
+
+def _append_line(text: str, line: str) -> str:
+    return f"{text}\n{line}" if text else line
