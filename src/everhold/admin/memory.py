@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import forgetting
 from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
 from everhold.core.entries import EntryKind, Heard, Noted, Said
+from everhold.core.erasure import ErasureMoment
 from everhold.core.facts import Fact
 from everhold.core.peers import PeerBook
 from everhold.core.recall import RecalledItem, merge_results, select_relevant, trace_item
@@ -182,7 +184,7 @@ class MemoryAdmin(PersonForgetter):
                         "error": next((cursor.error for cursor in agent_cursors if cursor.error), ""),
                     }
                 )
-        return {"memories": rows, "forgetting": [list(it.identities) for it in self._read_erasures(done=False)]}
+        return {"memories": rows, "forgetting": [list(it.identities) for it in await self._list_unfinished()]}
 
     # -- backfill and resend -----------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class MemoryAdmin(PersonForgetter):
         notes = {name: self.runtimes.get_runtime(name, {}).note_cache for name in agents}
         ranges = [
             found
-            async for session in self._iterate_sessions()
+            async for session in self.personal_data.iterate_sessions()
             if session.agent in agents
             and (
                 found := await backfill.find_backfill_range(
@@ -237,7 +239,7 @@ class MemoryAdmin(PersonForgetter):
         delivery = self._describe_repeat(instance, agents)
         found = [
             again
-            async for session in self._iterate_sessions()
+            async for session in self.personal_data.iterate_sessions()
             if session.agent in agents
             and (again := await resend.plan_resend(self.store, session, instance, since=since)) is not None
         ]
@@ -270,7 +272,7 @@ class MemoryAdmin(PersonForgetter):
             peers = {it: await registry.find_current_peer(instance, name, it) for it in identities}
             targets |= peers
             build = functools.partial(self._build_rekey_destination, registry, instance, name)
-            async for session in self._iterate_sessions():
+            async for session in self.personal_data.iterate_sessions():
                 if session.agent == name:
                     found = await self._rekey_session(session.id, instance, peers, build, really=really)
                     ranges += [found] if found is not None else []
@@ -392,14 +394,14 @@ class MemoryAdmin(PersonForgetter):
     async def export_person(self, person: str) -> AsyncIterator[dict[str, Any]]:
         """Everything of a person, one record each: from the log, then from every provider that can export."""
         names = await self._list_names(person)
-        async for session in self._iterate_sessions():
+        async for session in self.personal_data.iterate_sessions():
             for entry in await self.store.list_entries(
                 session.id, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED)
             ):
                 if isinstance(entry.body, Heard | Said | Noted) and forgetting.is_spoken_by(entry, names):
                     yield {"from": "log", "agent": session.agent, "session": session.id, **render_entry(entry)}
             await asyncio.sleep(0)
-        for kept in await self._list_scheduled(names, before=math.inf):
+        for kept in await self.personal_data.list_schedules(names, upto=_EVER):
             yield {"from": "schedules", **msgspec.json.decode(kept.value)}
         for place in self._list_places():
             async for record in self._export_from_memory(place.memory, place.agent, names):
@@ -429,6 +431,7 @@ class MemoryAdmin(PersonForgetter):
             yield {"missing": f"{withheld} items that were erased, undone or taken back, and that it still has"}
 
 
+_EVER: Final = ErasureMoment(sys.maxsize, math.inf)
 _EXPORT_OBJECTIONS: Final = frozenset({"erased", "undone", "taken back", UNCONFIRMED_ERASURE})
 """Why an item of the person is not exported. Other audiences are no reason."""
 
