@@ -116,8 +116,8 @@ class TestReturning:
             if not model.free:
                 model.free = True
                 (session,) = await gateway.store.list_sessions()
-                while not any(isinstance(it.body, Said) for it in await gateway.store.list_entries(session.id)):
-                    await asyncio.sleep(0.1)
+                while not any(isinstance(it.body, Said) for it in await gateway.store.list_entries(session.id)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)  # virtual time
 
         admin.records.save = save  # type: ignore[method-assign]
         gateway.run(admin.forget_person("ada"))
