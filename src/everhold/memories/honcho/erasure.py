@@ -104,7 +104,7 @@ class HonchoErasure:
         return SpokenSession(name, own, others, speaking, len(own) < len(personal))
 
     def _is_of_another_agent(self, message: Any) -> bool:
-        return message.metadata.get("everhold_agent", self.memory.agent) != self.memory.agent
+        return bool(message.metadata.get("everhold_agent", self.memory.agent) != self.memory.agent)
 
     def _is_taken(self, message: Any) -> bool:
         # everhold stores its own time as Honcho's
