@@ -358,13 +358,13 @@ class GatewayApp:
 
         await self.supervisor.keep_running(what, wait_out_full_disk)
 
-    async def reapply_erasures(self) -> int:
+    async def reapply_erasures(self, *, restored: bool = False) -> int:
         """Erase again what a restored store has brought back, and continue unfinished forgettings in the log. Return
         the number of entries that were erased again.
         """
-        again = await self.session_admin.reapply_erasures()
-        await self.memory_admin.resume_erasures(restored=again > 0)
-        return again
+        # first the people, because afterwards nobody knows who could read what is erased
+        count = await self.memory_admin.resume_erasures(restored=restored)
+        return count + await self.session_admin.reapply_erasures()
 
     async def start(self, *, listen: bool = True) -> int:
         """Resume unfinished work and start all tasks. Return how many messages wait for an answer.

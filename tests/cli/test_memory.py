@@ -126,3 +126,21 @@ def test_memory_files_are_imported_once(command_home: CommandHome, tmp_path: Pat
     made = command_home.run_in_process("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
     assert (tmp_path / "out" / "main" / "USER.md").read_text() == (tmp_path / "USER.md").read_text()
     assert len(made["files"]) == 3
+
+
+def test_an_operator_accepts_what_cannot_be_deleted(command_home: CommandHome) -> None:
+    hold_conversation(command_home)
+    person = command_home.run_in_process("memory", "search", CANARY, "--json").ok().json["person"]
+    command_home.run_in_process("backup").ok()
+    refused = command_home.run_in_process("memory", "forget", person, "--yes", "--json")
+    assert (refused.code, refused.json["state"]) == (1, "cannot"), "a backup contains it"
+    listed = command_home.run_in_process("memory", "erasures", "--json")
+    (erasure,) = listed.json["erasures"]
+    (backups,) = [it for it in erasure["places"] if it["place"] == "backups"]
+    assert (listed.code, backups["state"], backups["until"] > erasure["at"]) == (1, "cannot", True)
+    assert "is replaced on 20" in command_home.run_in_process("memory", "erasures").out
+    nothing = command_home.run_in_process("memory", "erasures", "--accept", erasure["id"])
+    assert nothing.code != 0
+    assert "nothing of this forgetting" in nothing.err
+    unknown = command_home.run_in_process("memory", "erasures", "--accept", "nonsense")
+    assert "there is no forgetting" in unknown.err

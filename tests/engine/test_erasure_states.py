@@ -436,9 +436,8 @@ class TestBackups:
             (gateway.path / name).write_bytes(data)
         gateway.start()
         assert live(gateway).count(CANARY) >= 2
-        again = gateway.run(gateway.control.reapply_erasures())
-        assert again
-        gateway.run(memory(gateway).resume_erasures(restored=True))
+        assert gateway.run(memory(gateway).resume_erasures(restored=True))
+        gateway.run(gateway.control.reapply_erasures())
         assert CANARY not in live(gateway)
         assert OTHER in live(gateway)
         gateway.run(index.close())

@@ -8,62 +8,32 @@ reading back. The report names what cannot be deleted.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct, structs
 
+from everhold.admin.erasure_records import ErasureRecords, FiledErasure
+from everhold.admin.personal_data import PersonalData, SessionErasure
 from everhold.admin.provider_erasure import SETTLE_WAIT_SECONDS, ProviderEraser
 from everhold.admin.sessions import SessionAdmin
-from everhold.core import forgetting
-from everhold.core.attachments import list_incoming_attachments
-from everhold.core.entries import EntryKind, Thought
-from everhold.core.erasure import PersonErasure, PlaceErasure, combine_states, is_ask_due, is_half_read
-from everhold.core.people import IdentityProof, PeoplePlanner
-from everhold.core.recall import RecallRecord
-from everhold.core.schedule import Schedule
+from everhold.config.settings import BUILTIN_MEMORY
+from everhold.core import erasure as erasures
+from everhold.core.erasure import PersonErasure, PlaceErasure, combine_states, is_ask_due, is_half_read, make_erasure_id
+from everhold.core.people import IdentityProof
 from everhold.engine.effects import deliver_outside
-from everhold.engine.memory.tombstones import load_erasures
-from everhold.engine.recall_records import RecallRecords
-from everhold.engine.state_updates import update_people, update_state_record
-from everhold.errors import EverholdError, InvalidRequest
-from everhold.infra.home import append_line
+from everhold.errors import EverholdError, InvalidRequest, NotFound
 from everhold.ports.memory import ErasureState, ProviderDeletion
-from everhold.ports.store import Change, Session, StateNamespace, StateRecord, Step
+from everhold.ports.store import Session
 
-MAX_ROUNDS: Final = 5
-"""How often the log is searched again for entries that were added during the forgetting."""
 MAX_READ_WAIT_SECONDS: Final = 30.0
 """How long a forgetting waits before it reads back again. Longer waits are left to the next attempt."""
 RETRY_SECONDS: Final = 10.0
 MAX_RETRY_SECONDS: Final = 3_600.0
 """The first and the longest delay before an unfinished forgetting is continued."""
-_PERSONAL_NAMESPACES: Final = (
-    StateNamespace.PAIRING_REQUEST,
-    StateNamespace.PAIRING_GRANT,
-    StateNamespace.PAIRING_ATTEMPTS,
-    StateNamespace.IDENTITY_LINK,
-    StateNamespace.DM_OWNER,
-    StateNamespace.HELD_MESSAGE,
-    StateNamespace.QUOTA,
-)
-"""State records that belong to one identity and may contain a display name."""
-
-
-class SessionErasure(Struct, frozen=True, kw_only=True):
-    """The entries of one session that would be, or were, erased."""
-
-    session: str
-    agent: str
-    seqs: tuple[int, ...]
-    alone: bool
-    repeated: int
-    """Entries for other people that contain words which only this person used."""
-    blobs: tuple[str, ...] = ()
-    """The attachments of these entries."""
 
 
 class PlaceReport(Struct, frozen=True, kw_only=True):
@@ -78,6 +48,8 @@ class PlaceReport(Struct, frozen=True, kw_only=True):
     """For `cannot`: when the place loses the data by itself, at the earliest; 0: it does not, or nobody knows."""
     problem: str = ""
     parts: tuple[ProviderDeletion, ...] = ()
+    accepted_at: float = 0.0
+    """When an operator accepted what the place cannot delete; 0: nobody did, or there is more since."""
 
     @property
     def title(self) -> str:
@@ -87,6 +59,7 @@ class PlaceReport(Struct, frozen=True, kw_only=True):
 class ErasureReport(Struct, frozen=True, kw_only=True):
     """A forgetting that has begun: whom, when, and the state of every place."""
 
+    id: str
     identities: tuple[str, ...]
     at: float
     by: str
@@ -155,6 +128,8 @@ class PersonForgetter:
         self.backups = backups
         self.set_aside = set_aside
         self.wipe_index = wipe_index
+        self.records = ErasureRecords(control)
+        self.personal_data = PersonalData(control)
         self.eraser = ProviderEraser(control.gates, control.runtimes)
         self._lock = asyncio.Lock()
         """Prevents two forgettings of the same person at the same time."""
@@ -164,58 +139,76 @@ class PersonForgetter:
     async def plan_forgetting(self, person: str) -> ForgetReport:
         """Return what forgetting would do, without changing anything."""
         names = await self._list_names(person)
-        erasure = PersonErasure(identities=names, at=self.gates.clock.now(), places=self._list_places())
-        return await self._build_plan(erasure)
+        erasure = PersonErasure(
+            identities=names,
+            at=self.gates.clock.now(),
+            upto_pos=await self.store.last_pos(),
+            places=self._list_places(),
+        )
+        detached = await self._list_detached(await self.personal_data.list_sessions_of(names))
+        return await self._build_plan(_add_missing_places(erasure, detached))
 
     async def forget_person(self, person: str, *, by: str = "operator", rebuild: bool = False) -> ForgetReport:
         """Forget a person. Return what was deleted, and the state of every place.
 
         With `rebuild`, memories store the words of others anew where they can delete only both together.
         """
-        names = await self._list_names(person)
         async with self._lock:
+            names = await self._list_names(person)
             erasure = await self._begin_erasure(names, by=by, rebuild=rebuild)
             return await self._run_forgetting(erasure, force=True)
 
     async def list_erasures(self) -> list[ErasureReport]:
         """Every forgetting that has begun, the newest first, with the state of every place."""
-        found = sorted(await self._load_erasures(), key=lambda it: -it.at)
+        found = sorted(await self.records.load_all(), key=lambda it: -it.at)
         return [self._report_erasure(it) for it in found]
 
-    def _report_erasure(self, erasure: PersonErasure) -> ErasureReport:
-        places = self._report_places(erasure)
-        return ErasureReport(
-            identities=erasure.identities,
-            at=erasure.at,
-            by=erasure.by,
-            state=combine_states(it.state for it in places),
-            places=places,
-        )
+    async def accept_remainders(self, id: str) -> ErasureReport:
+        """Record that an operator accepts what the places of a forgetting cannot delete, or has deleted it by hand. The
+        report still names it, and memories show it again as far as they have it.
+        """
+        async with self._lock:
+            erasure = await self.records.find(id)
+            if erasure is None:
+                raise NotFound(f"there is no forgetting {id!r}", remedy="`everhold memory erasures` lists them")
+            if not any(it.state is ErasureState.CANNOT for place in erasure.places for it in place.deletions):
+                raise InvalidRequest(
+                    "nothing of this forgetting is in the state cannot",
+                    remedy="everhold goes on with the other places by itself; `everhold memory erasures` shows how far",
+                )
+            now = self.gates.clock.now()
+            places = tuple(erasures.record_accepted(it, now=now) for it in erasure.places)
+            erasure = structs.replace(erasure, places=places)
+            await self.records.save(erasure)
+            self.gates.log.info("erasure.accepted", erasure=id)
+            return self._report_erasure(erasure)
 
     async def resume_erasures(self, *, restored: bool = False) -> int:
-        """Continue unfinished forgettings in the log before any consumer reads it. Return their number.
+        """Continue unfinished forgettings in this home before any consumer reads the log. Return the number of erased
+        entries.
 
-        What lies outside of the log is also removed for finished forgettings, because a restore of the store may have
-        brought it back. With `restored`, so are entries: under every identity that the person had when they were
-        forgotten, also those that the restored store does not know as theirs.
+        A forgetting that only the erasures file knows is begun again, because the store was restored from before it.
+        With `restored`, the places of all may have been asked without a record of it.
         """
-        for erasure in self._read_erasures(done=True):
-            await self._remove_records(erasure.identities, at=erasure.at, undated=restored)
-            if restored:
-                await self._erase_from_log(erasure.identities, at=erasure.at, by="system")
-        unfinished = self._read_erasures(done=False)
-        for erasure in unfinished:
-            await self._restore_record(erasure)
-            await self._remove_records(erasure.identities, at=erasure.at)
-            await self._erase_from_log(erasure.identities, at=erasure.at, by="system")
-        return len(unfinished)
+        known = {it.id: it for it in await self.records.load_all()}
+        for filed in self.records.read_file():
+            if not filed.is_merged and make_erasure_id(filed.identities, filed.at) not in known:
+                await self._begin_again(filed)
+        count = 0
+        for erasure in await self.records.load_all():
+            if erasure.is_open:
+                erasure = _add_missing_places(erasure, self._list_places())
+                done, _ = await self._erase_here(_mark_interrupted(erasure) if restored else erasure)
+                count += done.entry_count
+        return count
 
     async def finish_unfinished(self) -> None:
         """Continue every forgetting that a crash or a provider left unfinished."""
-        for erasure in self._read_erasures(done=False):
+        for listed in await self._list_unfinished():
             async with self._lock:
-                known = await self._load_erasure(erasure.id)
-                await self._run_forgetting(known or erasure)
+                erasure = await self.records.find(listed.id)
+                if erasure is not None:
+                    await self._run_forgetting(erasure)
 
     async def keep_finishing_unfinished(self) -> None:
         """Continue unfinished forgettings with growing delays until every place is confirmed or cannot. Runs until
@@ -225,12 +218,20 @@ class PersonForgetter:
         while True:
             self._unfinished_event.clear()
             await self.finish_unfinished()
-            tries = tries + 1 if self._read_erasures(done=False) else 0
+            tries = tries + 1 if await self._list_unfinished() else 0
             if tries:
-                seconds = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(tries - 1, 20))
-                await self.gates.sleep(seconds)
+                await self.gates.sleep(min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(tries - 1, 20)))
+            elif await self._has_detached():  # the configuration may bring a memory back at any time
+                await self.gates.sleep(MAX_RETRY_SECONDS, wakeup=self._unfinished_event)
             else:
                 await self._unfinished_event.wait()
+
+    async def _list_unfinished(self) -> list[PersonErasure]:
+        """Forgettings that are open, or whose memory is in the configuration again."""
+        return [it for it in await self.records.load_all() if it.is_open or self._list_attached(it)]
+
+    async def _has_detached(self) -> bool:
+        return any(place.is_detached for it in await self.records.load_all() for place in it.places)
 
     async def _list_names(self, person: str) -> tuple[str, ...]:
         """Every identity of the person that a label, an identity or a person's id means. A person whose forgetting is
@@ -240,7 +241,7 @@ class PersonForgetter:
             raise InvalidRequest("no person was named", remedy="name a person, or an identity such as telegram:1001")
         people = await self.store.get_people()
         if people.resolve_name(person) is None:
-            for erasure in await self._load_erasures():
+            for erasure in await self.records.load_all():
                 if erasure.is_open and (person == erasure.label or person in erasure.identities):
                     return erasure.identities
         return people.list_names(person)
@@ -249,90 +250,117 @@ class PersonForgetter:
 
     async def _begin_erasure(self, names: tuple[str, ...], *, by: str, rebuild: bool) -> PersonErasure:
         """Record a forgetting before anything is erased. It continues an unfinished one of the same identities."""
-        label = (await self.store.get_people()).find_label(names[0])
         erasure = PersonErasure(
-            identities=names, at=self.gates.clock.now(), by=by, label=label, places=self._list_places(), rebuild=rebuild
+            identities=names,
+            at=self.gates.clock.now(),
+            upto_pos=await self.store.last_pos(),
+            by=by,
+            label=(await self.store.get_people()).find_label(names[0]),
+            places=self._list_places(),
+            rebuild=rebuild,
         )
-        before = [it for it in await self._load_erasures() if it.is_open and it.identities == names]
-        for one in before:
+        merged = [it for it in await self.records.load_all() if it.is_open and it.identities == names]
+        for one in merged:
             known = {(it.agent, it.memory): it for it in one.places}
             erasure = structs.replace(
                 erasure,
                 label=erasure.label or one.label,
                 audiences=tuple(dict.fromkeys((*erasure.audiences, *one.audiences))),
-                # each is asked again, because the person may have said something since
-                places=tuple(
-                    structs.replace(known.get((it.agent, it.memory), it), asked_at=0.0) for it in erasure.places
-                ),
+                places=tuple(known.pop((it.agent, it.memory), it) for it in erasure.places) + tuple(known.values()),
             )
-        self._record_progress(erasure, done=False)
-        await self._save_erasure(erasure)
-        for one in before:
-            self._record_progress(one, done=True)
-            await self._drop_record(one)
+        self.records.file_begin(erasure)
+        await self.records.save(erasure)
+        for one in merged:
+            if one.id != erasure.id:
+                self.records.file_end(one, merged=True)
+                await self.records.drop(one)
         return erasure
 
+    async def _begin_again(self, filed: FiledErasure) -> None:
+        """Record a forgetting that the store does not know. What was asked and answered before is lost with it."""
+        erasure = PersonErasure(
+            identities=filed.identities,
+            at=filed.at,
+            upto_pos=await self._find_pos_at(filed.at),
+            by="system",
+            places=self._list_places(),
+            rebuild=filed.rebuild,
+        )
+        await self.records.save(erasure if filed.is_done else _mark_interrupted(erasure))
+
+    async def _find_pos_at(self, at: float) -> int:
+        """The last position of the log that was written by then."""
+        last = after = 0
+        while page := await self.store.read_feed(after=after):
+            last = max((entry.pos for entry in page if entry.at <= at), default=last)
+            after = page[-1].pos
+        return last
+
     async def _run_forgetting(self, erasure: PersonErasure, *, force: bool = False) -> ForgetReport:
-        """Erase what is left, ask every place that is due, and read back. With `force`, ask every place that is not
-        confirmed.
-        """
-        names, at = erasure.identities, erasure.at
-        plan = await self._build_plan(erasure)
-        erasure = await self._save_audiences(erasure, plan)
-        records = await self._remove_records(names, at=at)
-        erased, recalls = await self._erase_from_log(names, at=at, by=erasure.by)
+        """Erase what is left, ask every place that is due, and read back. With `force`, ask every place."""
+        plan, erasure = await self._erase_here(erasure)
         erasure = await self._ask_places(erasure, force=force)
         erasure = await self._read_places(erasure)
         # a turn may have recalled something from a provider before that deleted it
-        later, more = await self._erase_from_log(names, at=at, by=erasure.by)
+        later, more = await self.personal_data.erase_entries(erasure.identities, upto=erasure.moment, by=erasure.by)
         problems = await self._wipe_index()
-        erasure = structs.replace(erasure, log_erased=not problems)
+        if not problems and (later or not erasure.log_erased):
+            erasure = structs.replace(erasure, log_erased_at=self.gates.clock.now())
         if not erasure.is_open:
             erasure = structs.replace(erasure, label="")
-        await self._save_erasure(erasure)
-        if erasure.is_open:
+        await self.records.save(erasure)
+        if not erasure.is_open:
+            self.records.file_end(erasure)
+        if erasure.is_open or any(it.is_detached for it in erasure.places):
             self._unfinished_event.set()
-        else:
-            self._record_progress(erasure, done=True)
-        entries = sum(len(part.seqs) for part in (*erased, *later))
+        sessions = (*plan.sessions, *later)
+        entries = sum(len(part.seqs) for part in sessions)
         self.gates.log.info("person.forgotten", entries=entries, done=not erasure.is_open)
         report = self._report_erasure(erasure)
         return structs.replace(
             plan,
             state=report.state,
-            sessions=(*erased, *later),
-            # most records were deleted with the entries that they repeat, and are not counted twice
-            recalls=max(plan.recalls, recalls + more),
-            records=max(plan.records, records),
+            sessions=sessions,
+            recalls=plan.recalls + more,
             places=report.places,
             remains=(*plan.remains, *_describe_places(report.places), *problems),
         )
 
-    async def _save_audiences(self, erasure: PersonErasure, plan: ForgetReport) -> PersonErasure:
-        """Record who could read what is about to be erased, because afterwards nobody knows."""
-        found = list(erasure.audiences)
-        for part in plan.sessions:
-            for entry in await self.store.list_entries(part.session):
-                stamp = forgetting.get_stamp(entry)
-                if entry.seq in part.seqs and stamp is not None:
-                    found.append(tuple(stamp.audience))
-        audiences = tuple(it for it in dict.fromkeys(found) if it)
-        if audiences != erasure.audiences:
-            erasure = structs.replace(erasure, audiences=audiences)
-            await self._save_erasure(erasure)
-        return erasure
+    async def _erase_here(self, erasure: PersonErasure) -> tuple[ForgetReport, PersonErasure]:
+        """Erase the person from the log and the state records. Return what there was, and the saved forgetting."""
+        names = erasure.identities
+        plan = await self._build_plan(erasure)
+        # afterwards nobody knows who could read it
+        audiences = (*erasure.audiences, *await self.personal_data.list_audiences(plan.sessions))
+        erasure = structs.replace(erasure, audiences=tuple(dict.fromkeys(audiences)))
+        await self.records.save(erasure)
+        # only once, because not every record says when it was made, and the person may have come back
+        if not erasure.log_erased:
+            await self.personal_data.remove_records(names, upto=erasure.moment)
+        erased, recalls = await self.personal_data.erase_entries(names, upto=erasure.moment, by=erasure.by)
+        # most records were deleted with the entries that they repeat, and are not counted twice
+        return structs.replace(plan, sessions=tuple(erased), recalls=max(plan.recalls, recalls)), erasure
 
     async def _ask_places(self, erasure: PersonErasure, *, force: bool) -> PersonErasure:
         now = self.gates.clock.now()
-        places = _add_missing_places(erasure.places, self._list_places())
-        due = [it for it in places if is_ask_due(it, now=now) or (force and it.state is not ErasureState.CONFIRMED)]
-        sessions = await self._list_sessions_of(erasure.identities) if due else []
-        erasure = structs.replace(erasure, places=places)
+        erasure = _add_missing_places(erasure, self._list_places())
+        for place in self._list_attached(erasure):
+            erasure = _replace_place(erasure, erasures.record_attached(place))
+        configured = {(it.agent, it.memory) for it in self._list_places()}
+        due = [it for it in erasure.places if (force or is_ask_due(it, now=now)) and _get_key(it) in configured]
+        gone = [it for it in erasure.places if not it.is_detached and it.is_open and _get_key(it) not in configured]
+        sessions: list[Session] = []
+        if not erasure.log_erased or due or gone:
+            sessions = await self.personal_data.list_sessions_of(erasure.identities)
+            erasure = _add_missing_places(erasure, await self._list_detached(sessions))
+            for place in gone:
+                erasure = _replace_place(erasure, await self._detach_place(place, sessions))
+            await self.records.save(erasure)
 
         async def save(asked: PlaceErasure) -> None:
             nonlocal erasure
             erasure = _replace_place(erasure, asked)
-            await self._save_erasure(erasure)
+            await self.records.save(erasure)
 
         for place in due:
             await save(await self.eraser.ask_place(place, erasure, sessions, save=save))
@@ -348,44 +376,8 @@ class PersonForgetter:
                 await self.gates.sleep(min(MAX_READ_WAIT_SECONDS, max(map(self.eraser.get_visible_after, waiting))))
             places = tuple([await self.eraser.read_back(it) for it in erasure.places])
             erasure = structs.replace(erasure, places=places)
-            await self._save_erasure(erasure)
+            await self.records.save(erasure)
         return erasure
-
-    def _list_places(self) -> tuple[PlaceErasure, ...]:
-        return tuple(
-            PlaceErasure(agent=agent, memory=memory) for agent in self.agents() for memory in self._list_memories(agent)
-        )
-
-    def _report_places(self, erasure: PersonErasure) -> tuple[PlaceReport, ...]:
-        """The log, every memory, and the backups."""
-        log = ErasureState.CONFIRMED if erasure.log_erased else ErasureState.PLANNED
-        memories = [
-            PlaceReport(
-                place=it.memory,
-                agent=it.agent,
-                state=it.state,
-                asked_at=it.asked_at,
-                problem=self.eraser.errors.get((it.agent, it.memory), it.problem) if it.problem else "",
-                parts=tuple(one.deletion for one in it.deletions),
-            )
-            for it in erasure.places
-        ]
-        return (PlaceReport(place="log", state=log), *memories, *self._report_backups(erasure.at))
-
-    def _report_backups(self, at: float) -> list[PlaceReport]:
-        held = self.backups(at)
-        copies = self.set_aside()
-        if not held.count and not copies:
-            return []
-        parts = [] if not held.count else [_describe_backups(held)]
-        parts += [
-            ProviderDeletion(
-                id=str(path), what=str(path), state=ErasureState.CANNOT, count=1, reason="it was set aside; remove it"
-            )
-            for path in copies
-        ]
-        until = 0.0 if copies else held.expires_at
-        return [PlaceReport(place="backups", state=ErasureState.CANNOT, until=until, parts=tuple(parts))]
 
     async def _wipe_index(self) -> list[str]:
         """Remove erased entries from the search index. Return a line with the error if that fails."""
@@ -396,95 +388,47 @@ class PersonForgetter:
                 return [f"the search index: {error}; everhold retries"]
         return []
 
-    async def _erase_from_log(self, names: tuple[str, ...], *, at: float, by: str) -> tuple[list[SessionErasure], int]:
-        """Erase the person's entries from the log, with their recall records and attachments. Return the erased entries
-        and the number of recall records."""
-        erased: list[SessionErasure] = []
-        records = RecallRecords(self.store)
-        for _ in range(MAX_ROUNDS):
-            found = await self._list_personal_parts(names, before=at)
-            if not found:
-                break
-            for part in found:
-                why = "a person was forgotten"
-                await self.control.erase_entries(part.session, part.seqs, by=by, why=why, records=records)
-            erased += found
-        recalls = await self._find_recall_blobs(names, {(part.session, seq) for part in erased for seq in part.seqs})
-        blobs = await self._find_unshared({blob for part in erased for blob in part.blobs})
-        if recalls or blobs:
-            now = self.gates.clock.now()
-            await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*recalls, *blobs)))
-        return erased, len(recalls)
+    # -- places --------------------------------------------------------------------------------------------------------
 
-    async def _list_scheduled(self, names: Collection[str], *, before: float) -> list[StateRecord]:
-        """The state records of the schedules that the person made by then."""
-        found = []
-        for kept in await self.store.list_state_records(StateNamespace.SCHEDULE):
-            schedule = msgspec.json.decode(kept.value, type=Schedule)
-            if schedule.made <= before and forgetting.is_scheduled_by(schedule, names):
-                found.append(kept)
-        return found
+    def _list_places(self) -> tuple[PlaceErasure, ...]:
+        """The memories of the configuration."""
+        return tuple(
+            PlaceErasure(agent=agent, memory=memory) for agent in self.agents() for memory in self._list_memories(agent)
+        )
 
-    async def _remove_records(self, names: Collection[str], *, at: float, undated: bool = True) -> int:
-        """Delete what is stored about the person outside of the log. Return the number of records. Without `undated`,
-        records stay that do not say when they were made, because the person may have come back since.
-        """
-        found = await self._list_records(names, before=at)
-        gone = [it for it in found if undated or forgetting.read_record_time(it)]
-        for kept in (*await self._list_scheduled(names, before=at), *gone):
-            # delete it even if it is rewritten at this moment
-            await update_state_record(
-                self.store,
-                kept.namespace,
-                kept.key,
-                scope=kept.scope,
-                at=self.gates.clock.now(),
-                decide=lambda _: None,
-                step=Step.ERASE,
-            )
-        await self._forget_identities(names, at=at)
-        return len(gone)
+    def _list_memories(self, agent: str) -> tuple[str, ...]:
+        return self.runtimes.get_runtime(agent, {}).all_memories
 
-    async def _list_records(self, names: Collection[str], *, before: float) -> list[StateRecord]:
-        """The state records of these identities: pairing, link offers, direct chats, held messages, used quotas."""
-        found = []
-        for namespace in _PERSONAL_NAMESPACES:
-            for kept in await self.store.list_state_records(namespace):
-                if forgetting.is_record_of(kept, names) and forgetting.read_record_time(kept) <= before:
-                    found.append(kept)
-        return found
+    def _list_attached(self, erasure: PersonErasure) -> list[PlaceErasure]:
+        """The memories that were taken out of the configuration, and are in it again."""
+        configured = (
+            {_get_key(it) for it in self._list_places()} if any(it.is_detached for it in erasure.places) else ()
+        )
+        return [it for it in erasure.places if it.is_detached and _get_key(it) in configured]
 
-    async def _forget_identities(self, names: Collection[str], *, at: float) -> None:
-        """Remove the label and the links of the person. An identity that speaks again is a new person."""
+    async def _list_detached(self, sessions: Collection[Session]) -> tuple[PlaceErasure, ...]:
+        """The memories that received something of these sessions, and are not in the configuration any more."""
+        configured = {_get_key(it) for it in self._list_places()}
+        found: dict[tuple[str, str], PlaceErasure] = {}
+        for session in sessions:
+            for memory in await self.eraser.list_memories_of(session):
+                key = (session.agent, memory)
+                if key not in configured and key not in found and memory != BUILTIN_MEMORY:
+                    found[key] = await self._detach_place(PlaceErasure(agent=session.agent, memory=memory), sessions)
+        return tuple(found.values())
 
-        def plan(planner: PeoplePlanner) -> None:
-            for person in dict.fromkeys(
-                it.person for it in people.identities.values() if it.identity in names and it.at <= at
-            ):
-                planner.forget_person(person)
+    async def _detach_place(self, place: PlaceErasure, sessions: Collection[Session]) -> PlaceErasure:
+        items = await self.eraser.count_received(place, sessions)
+        return erasures.record_detached(place, items=items, now=self.gates.clock.now())
 
-        people = await self.store.get_people()
-        if any(it.identity in names and it.at <= at for it in people.identities.values()):
-            now = self.gates.clock.now()
-            await update_people(self.store, chance=self.gates.chance, at=now, by="operator", plan=plan)
-
-    async def _list_former(self, names: Collection[str]) -> tuple[str, ...]:
-        """Identities that once belonged to the same person, and do not any more."""
-        people = await self.store.get_people()
-        persons = {it.person for it in people.identities.values() if it.identity in names}
-        former: list[str] = []
-        after = 0
-        while page := await self.store.list_people_events(after=after):
-            former += [it.identity for it in page if it.person in persons and it.identity and it.identity not in names]
-            after = page[-1].n
-        return tuple(dict.fromkeys(former))
+    # -- reports -------------------------------------------------------------------------------------------------------
 
     async def _build_plan(self, erasure: PersonErasure) -> ForgetReport:
-        names, before = erasure.identities, erasure.at
-        parts = await self._list_personal_parts(names, before=before)
+        names, upto, data = erasure.identities, erasure.moment, self.personal_data
+        parts = await data.list_parts(names, upto=upto)
         places = {(part.session, seq) for part in parts for seq in part.seqs}
         dead_letters = sum((item.session, item.seq) in places for item in await self.store.list_dead_letters())
-        former = await self._list_former(names)
+        former = await data.list_former_identities(names)
         remains = [
             "that the person took part: the ids of their messages, chats and sessions, and the times",
             "what other people said about them",
@@ -501,161 +445,83 @@ class PersonForgetter:
             former=former,
             state=ErasureState.PLANNED,
             sessions=tuple(parts),
-            recalls=len(await self._find_recall_blobs(names, places)),
+            recalls=len(await data.find_recall_blobs(names, parts, upto=upto)),
             dead_letters=dead_letters,
-            schedules=len(await self._list_scheduled(names, before=before)),
-            records=len(await self._list_records(names, before=before)),
+            schedules=len(await data.list_schedules(names, upto=upto)),
+            records=len(await data.list_records(names, upto=upto)),
             places=self._report_places(erasure),
             remains=tuple(remains),
         )
 
-    async def _list_personal_parts(self, names: tuple[str, ...], *, before: float) -> list[SessionErasure]:
-        """The person's entries in each session that are not erased yet and were written by `before`."""
-        sessions = [session async for session in self._iterate_sessions()]
-        others: set[str] = set()
-        concerned: list[Session] = []
-        for session in sessions:
-            entries = await self.store.list_entries(session.id)
-            others |= forgetting.collect_words_of_others(entries, names)
-            if any(forgetting.is_spoken_by(entry, names) for entry in entries):
-                concerned.append(session)
-            await asyncio.sleep(0)
-        found = []
-        for session in concerned:
-            entries = [entry for entry in await self.store.list_entries(session.id) if entry.at <= before]
-            part = forgetting.select_personal_entries(entries, names, others=others)
-            if part.seqs:
-                found.append(
-                    SessionErasure(
-                        session=session.id,
-                        agent=session.agent,
-                        seqs=part.seqs,
-                        alone=part.sole_speaker,
-                        repeated=len(part.repeated),
-                        blobs=tuple(
-                            attachment.blob
-                            for entry in entries
-                            if entry.seq in part.seqs
-                            for attachment in list_incoming_attachments(entry)
-                        ),
-                    )
-                )
-            await asyncio.sleep(0)
-        return found
+    def _report_erasure(self, erasure: PersonErasure) -> ErasureReport:
+        places = self._report_places(erasure)
+        return ErasureReport(
+            id=erasure.id,
+            identities=erasure.identities,
+            at=erasure.at,
+            by=erasure.by,
+            state=combine_states(it.state for it in places),
+            places=places,
+        )
 
-    async def _find_recall_blobs(self, names: Collection[str], places: Collection[tuple[str, int]]) -> list[str]:
-        """The blobs of recall records, in any session, that contain something of the person."""
-        found: list[str] = []
-        async for session in self._iterate_sessions():
-            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.THOUGHT,)):
-                if not isinstance(entry.body, Thought) or not entry.body.why:
-                    continue
-                blob = await self.store.get_blob(entry.body.why)
-                why = msgspec.json.decode(blob, type=RecallRecord) if blob else None
-                if why is not None and _is_about_person(why, names, places):
-                    blobs = (entry.body.why, entry.body.recall)
-                    found += [digest for digest in blobs if digest and await self.store.get_blob(digest)]
-            await asyncio.sleep(0)
-        return list(dict.fromkeys(found))
+    def _report_places(self, erasure: PersonErasure) -> tuple[PlaceReport, ...]:
+        """The log, every memory, and the backups."""
+        log = ErasureState.CONFIRMED if erasure.log_erased else ErasureState.PLANNED
+        memories = [
+            PlaceReport(
+                place=it.memory,
+                agent=it.agent,
+                state=it.state,
+                asked_at=it.asked_at,
+                problem=self.eraser.errors.get((it.agent, it.memory), it.problem) if it.problem else "",
+                parts=tuple(one.deletion for one in it.deletions),
+                accepted_at=it.accepted_at,
+            )
+            for it in erasure.places
+        ]
+        # a backup that is made before the log is erased contains it
+        backups = self._report_backups(erasure.log_erased_at or math.inf)
+        return (PlaceReport(place="log", state=log), *memories, *backups)
 
-    async def _find_unshared(self, blobs: set[str]) -> set[str]:
-        """The attachments that no other entry contains."""
-        if not blobs:
-            return blobs
-        async for session in self._iterate_sessions():
-            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.HEARD, EntryKind.RETURNED)):
-                blobs -= {attachment.blob for attachment in list_incoming_attachments(entry)}
-        return blobs
-
-    def _list_memories(self, agent: str) -> tuple[str, ...]:
-        return self.runtimes.get_runtime(agent, {}).all_memories
-
-    async def _list_sessions_of(self, names: Collection[str]) -> list[Session]:
-        """The sessions in which the person spoke. An erased entry still has its author."""
-        found = []
-        async for session in self._iterate_sessions():
-            entries = await self.store.list_entries(session.id)
-            if any(forgetting.is_spoken_by(entry, names) for entry in entries):
-                found.append(session)
-            await asyncio.sleep(0)
-        return found
-
-    # -- durable state -----------------------------------------------------------------------------------------------
-
-    async def _load_erasures(self) -> list[PersonErasure]:
-        return await load_erasures(self.store)
-
-    async def _load_erasure(self, id: str) -> PersonErasure | None:
-        kept = await self.store.get_state_record(StateNamespace.ERASURE, id)
-        return None if kept is None else msgspec.json.decode(kept.value, type=PersonErasure)
-
-    async def _save_erasure(self, erasure: PersonErasure) -> None:
-        text = msgspec.json.encode(erasure).decode()
-        await self._write_record(erasure.id, lambda _: text)
-
-    async def _restore_record(self, erasure: PersonErasure) -> None:
-        """Store the record of a forgetting again if the store was restored from before it began."""
-        text = msgspec.json.encode(structs.replace(erasure, places=self._list_places())).decode()
-        await self._write_record(erasure.id, lambda present: present or text)
-
-    async def _drop_record(self, erasure: PersonErasure) -> None:
-        await self._write_record(erasure.id, lambda _: None)
-
-    async def _write_record(self, id: str, decide: Callable[[str | None], str | None]) -> None:
-        now = self.gates.clock.now()
-        await update_state_record(self.store, StateNamespace.ERASURE, id, at=now, decide=decide, step=Step.ERASE)
-
-    def _record_progress(self, erasure: PersonErasure, *, done: bool) -> None:
-        """Record in the erasures file that a forgetting has begun or is done. It is read at the next start, also of a
-        store that was restored.
-        """
-        if self.control.erasures is None:
-            return
-        line = {"session": "", "seqs": [], "forget": list(erasure.identities), "at": erasure.at, "done": done}
-        if erasure.rebuild:
-            line["rebuild"] = True
-        append_line(self.control.erasures, msgspec.json.encode(line))
-
-    def _read_erasures(self, *, done: bool) -> list[PersonErasure]:
-        """The forgettings that are unfinished, or `done`, as far as the erasures file knows them."""
-        found: dict[str, PersonErasure] = {}
-        finished: set[str] = set()
-        for line in self.control.read_erasures(about=b'"forget"'):
-            if names := tuple(line.get("forget", ())):
-                rebuild = bool(line.get("rebuild"))
-                one = PersonErasure(identities=names, at=line["at"], by="system", rebuild=rebuild)
-                found[one.id] = one
-                if line["done"]:
-                    finished.add(one.id)
-        return [it for it in found.values() if (it.id in finished) == done]
-
-    async def _iterate_sessions(self) -> AsyncIterator[Session]:
-        after = ""
-        while page := await self.store.list_sessions(limit=500, after=after):
-            for session in page:
-                yield session
-            after = page[-1].id
+    def _report_backups(self, before: float) -> list[PlaceReport]:
+        held = self.backups(before)
+        copies = self.set_aside()
+        if not held.count and not copies:
+            return []
+        parts = [] if not held.count else [_describe_backups(held)]
+        parts += [
+            ProviderDeletion(
+                id=str(path), what=str(path), state=ErasureState.CANNOT, count=1, reason="it was set aside; remove it"
+            )
+            for path in copies
+        ]
+        until = 0.0 if copies else held.expires_at
+        return [PlaceReport(place="backups", state=ErasureState.CANNOT, until=until, parts=tuple(parts))]
 
 
-def _is_about_person(why: RecallRecord, names: Collection[str], places: Collection[tuple[str, int]]) -> bool:
-    traces = (*why.facts, *why.shown, *why.left_out)
-    return any(one.person in names or (one.session, one.seq) in places for one in traces) or any(
-        f"person:{name}" in why.audience for name in names
-    )
+def _get_key(place: PlaceErasure) -> tuple[str, str]:
+    return place.agent, place.memory
 
 
 def _replace_place(erasure: PersonErasure, place: PlaceErasure) -> PersonErasure:
     """Return the forgetting with a new state of one of its places."""
-    key = (place.agent, place.memory)
-    return structs.replace(
-        erasure, places=tuple(place if (it.agent, it.memory) == key else it for it in erasure.places)
-    )
+    places = tuple(place if _get_key(it) == _get_key(place) else it for it in erasure.places)
+    return structs.replace(erasure, places=places)
 
 
-def _add_missing_places(places: tuple[PlaceErasure, ...], wanted: tuple[PlaceErasure, ...]) -> tuple[PlaceErasure, ...]:
-    """Return the places with those memories that were attached since."""
-    known = {(it.agent, it.memory) for it in places}
-    return (*places, *(it for it in wanted if (it.agent, it.memory) not in known))
+def _add_missing_places(erasure: PersonErasure, wanted: Collection[PlaceErasure]) -> PersonErasure:
+    """Return the forgetting with those places that it does not have yet."""
+    known = {_get_key(it) for it in erasure.places}
+    missing = tuple(it for it in wanted if _get_key(it) not in known)
+    return structs.replace(erasure, places=(*erasure.places, *missing))
+
+
+def _mark_interrupted(erasure: PersonErasure) -> PersonErasure:
+    """Return the forgetting so that no place is confirmed by naming nothing: it may have been asked before, and may
+    hide what it has not deleted yet.
+    """
+    places = tuple(structs.replace(it, is_interrupted=it.is_interrupted or it.is_open) for it in erasure.places)
+    return structs.replace(erasure, places=places)
 
 
 def _describe_backups(held: BackupHolding) -> ProviderDeletion:

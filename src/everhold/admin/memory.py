@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import forgetting
 from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
 from everhold.core.entries import EntryKind, Heard, Noted, Said
+from everhold.core.erasure import ErasureMoment
 from everhold.core.facts import Fact
 from everhold.core.peers import PeerBook
 from everhold.core.recall import RecalledItem, merge_results, select_relevant, trace_item
@@ -193,7 +195,7 @@ class MemoryAdmin(PersonForgetter):
                         "error": next((cursor.error for cursor in agent_cursors if cursor.error), ""),
                     }
                 )
-        return {"memories": rows, "forgetting": [list(it.identities) for it in self._read_erasures(done=False)]}
+        return {"memories": rows, "forgetting": [list(it.identities) for it in await self._list_unfinished()]}
 
     # -- backfill and resend -----------------------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class MemoryAdmin(PersonForgetter):
         notes = {name: self.runtimes.get_runtime(name, {}).note_cache for name in agents}
         ranges = [
             found
-            async for session in self._iterate_sessions()
+            async for session in self.personal_data.iterate_sessions()
             if session.agent in agents
             and (
                 found := await backfill.find_backfill_range(
@@ -248,7 +250,7 @@ class MemoryAdmin(PersonForgetter):
         delivery = self._describe_repeat(instance, agents)
         found = [
             again
-            async for session in self._iterate_sessions()
+            async for session in self.personal_data.iterate_sessions()
             if session.agent in agents
             and (again := await resend.plan_resend(self.store, session, instance, since=since)) is not None
         ]
@@ -281,7 +283,7 @@ class MemoryAdmin(PersonForgetter):
             peers = {it: await registry.find_current_peer(instance, name, it) for it in identities}
             targets |= peers
             build = functools.partial(self._build_rekey_destination, registry, instance, name)
-            async for session in self._iterate_sessions():
+            async for session in self.personal_data.iterate_sessions():
                 if session.agent == name:
                     found = await self._rekey_session(session.id, instance, peers, build, really=really)
                     ranges += [found] if found is not None else []
@@ -407,7 +409,7 @@ class MemoryAdmin(PersonForgetter):
         def list_names(at: float) -> list[str]:
             return [name for name, since in starts.items() if at >= since]
 
-        async for session in self._iterate_sessions():
+        async for session in self.personal_data.iterate_sessions():
             for entry in await self.store.list_entries(
                 session.id, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED)
             ):
@@ -417,7 +419,7 @@ class MemoryAdmin(PersonForgetter):
                 if own:
                     yield {"from": "log", "agent": session.agent, "session": session.id, **render_entry(entry)}
             await asyncio.sleep(0)
-        for kept in await self._list_scheduled(tuple(starts), before=math.inf):
+        for kept in await self.personal_data.list_schedules(tuple(starts), upto=_EVER):
             schedule = msgspec.json.decode(kept.value, type=Schedule)
             if forgetting.is_scheduled_by(schedule, list_names(schedule.made)):
                 yield {"from": "schedules", **msgspec.json.decode(kept.value)}
@@ -453,6 +455,7 @@ class MemoryAdmin(PersonForgetter):
             yield {"missing": f"{withheld} items that were erased, undone or taken back, and that it still has"}
 
 
+_EVER: Final = ErasureMoment(sys.maxsize, math.inf)
 _EXPORT_OBJECTIONS: Final = frozenset({"erased", "undone", "taken back", UNCONFIRMED_ERASURE})
 """Why an item of the person is not exported. Other audiences are no reason."""
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, TypeVar
 from msgspec import structs
 
 from everhold.core import erasure
-from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
+from everhold.core.consumers import backfill_consumer, get_memory_name, memory_consumer, rekey_consumer
 from everhold.core.entries import Changed, EntryDraft, MemoryNameSet, Stamp
 from everhold.core.erasure import PersonErasure, PlaceErasure
 from everhold.core.exchange import get_original_key
@@ -126,10 +126,13 @@ class ProviderEraser:
         peers, shared_peers = book.split_peers(person.identities)
         audience = {it.removeprefix(PERSON_MEMBER) for members in person.audiences for it in members}
         keys: list[str] = []
+        kept: list[str] = []
         remote_ids: list[str] = []
         for session in sessions:
             if session.agent == place.agent:
-                erased = erasure.list_erased_keys(session.id, await self.store.list_entries(session.id))
+                entries = await self.store.list_entries(session.id)
+                erased = erasure.list_erased_keys(session.id, entries)
+                kept += erasure.list_kept_keys(session.id, entries)
                 receipts = await self._list_receipts(session.id, place.memory)
                 mine = [it for it in receipts if get_original_key(it.key) in set(erased)]
                 keys += [*erased, *(it.key for it in mine)]
@@ -138,6 +141,8 @@ class ProviderEraser:
             identities=person.identities,
             peers=peers,
             shared_peers=shared_peers,
+            kept_keys=frozenset(kept),
+            before=person.at,
             peers_of={it: tuple(dict.fromkeys(row.peer for row in book.list_records(it))) for it in sorted(audience)},
             keys=tuple(dict.fromkeys(keys)),
             remote_ids=tuple(dict.fromkeys(remote_ids)),
@@ -148,6 +153,22 @@ class ProviderEraser:
     async def _list_receipts(self, session: str, memory: str) -> list[Receipt]:
         """Return what a memory has of a session, also what was moved to another peer there."""
         return [it for one in _list_consumers(memory) for it in await self.store.list_receipts(session, consumer=one)]
+
+    async def list_memories_of(self, session: Session) -> list[str]:
+        """Return the memories that received something of a session, whether or not they are configured."""
+        consumers = [it.consumer for it in await self.store.list_cursors(session=session.id)]
+        found = dict.fromkeys(name for it in consumers if (name := get_memory_name(it)))
+        return [name for name in found if await self._list_receipts(session.id, name)]
+
+    async def count_received(self, place: PlaceErasure, sessions: Collection[Session]) -> int:
+        """Return how many items of these sessions a memory received."""
+        receipts = [
+            it
+            for session in sessions
+            if session.agent == place.agent
+            for it in await self._list_receipts(session.id, place.memory)
+        ]
+        return len({get_original_key(it.key) for it in receipts})
 
     async def _move_sessions(self, place: PlaceErasure, person: PersonErasure, names: Sequence[str]) -> dict[str, str]:
         """Give every session that is stored under one of these names a new one, from the next item on. A name that no

@@ -108,6 +108,12 @@ async def list_erasures(call: ApiCall) -> Response:
     return build_json_response({"erasures": msgspec.to_builtins(await call.context.memory.list_erasures())})
 
 
+async def accept_remainders(call: ApiCall) -> Response:
+    """Record that an operator accepts what the places of a forgetting cannot delete."""
+    found = await call.context.memory.accept_remainders(call.path["id"])
+    return build_json_response(msgspec.to_builtins(found))
+
+
 # -- export and import -------------------------------------------------------------------------------------------------
 
 

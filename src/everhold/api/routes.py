@@ -81,6 +81,7 @@ _SESSION_HEADER: Final = RouteParameter(
 )
 _PERSON_HEADER: Final = RouteParameter("X-Everhold-Person", "The sender. Operators only.", "header")
 _MEMORY_NAME_PARAMETER: Final = RouteParameter("name", "A memory, as `memories` in the configuration names it.", "path")
+_ERASURE_PARAMETER: Final = RouteParameter("id", "A forgetting, as `GET /api/memory/erasures` names it.", "path")
 _PERSON_PARAMETER: Final = RouteParameter("person", "A name, or an identity such as `telegram:1001`.", required=True)
 _IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
     "Idempotency-Key", "A repeated request with the same key and body gets the same answer.", "header"
@@ -386,6 +387,17 @@ _ROUTES: Final = (
         about="Every person that was forgotten, by identity, with the state of each place: planned, asked, confirmed, "
         "unconfirmed, cannot.",
         response_bodies={200: ResponseBody("The newest first.", schemas.ErasureListResponse)},
+        operator=True,
+    ),
+    ApiRoute(
+        "POST /api/memory/erasures/{id}/accept",
+        memory.accept_remainders,
+        "Accept what cannot be deleted",
+        about="Ends the withholding of a memory's answers after a forgetting: an operator has deleted by hand what the "
+        "places report as `cannot`, or accepts that it stays. The report still names it.",
+        parameters=(_ERASURE_PARAMETER,),
+        response_bodies={200: ResponseBody("The forgetting.", schemas.ErasureView)},
+        refusal_statuses=(400, 404),
         operator=True,
     ),
     ApiRoute(

@@ -396,9 +396,11 @@ class ErasurePlace(Struct):
     until: float
     problem: str
     parts: list[ErasurePart]
+    accepted_at: Annotated[float, Meta(description="When an operator accepted what it cannot delete; 0: not yet.")]
 
 
 class ErasureView(Struct):
+    id: str
     identities: list[str]
     at: float
     by: str

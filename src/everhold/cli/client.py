@@ -219,6 +219,9 @@ class ApiClient:
         found: list[dict[str, Any]] = (await self._get("/api/memory/erasures"))["erasures"]
         return found
 
+    async def accept_remainders(self, erasure: str) -> dict[str, Any]:
+        return await self._post(f"/api/memory/erasures/{_quote(erasure)}/accept")
+
     async def export_person(self, person: str) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the records of a person's export."""
         target = f"/api/memory/export?{_render_query(person=person)}"

@@ -521,10 +521,17 @@ def _add_person_memory_commands(memory: _CommandGroup) -> None:
         action="store_true",
         help="where a memory can delete only whole sessions, store the words of the others anew",
     )
-    memory.add_command(
+    erasures = memory.add_command(
         "erasures",
         "list the people that were forgotten, with the state of every place",
         ("everhold memory erasures", "exit codes as for `memory forget`"),
+        ("everhold memory erasures --accept 3f2a9c01b7de", "show answers of its memories again"),
+    )
+    erasures.add_argument(
+        "--accept",
+        default="",
+        metavar="ID",
+        help="accept what cannot be deleted, or was deleted by hand: the memories may show it again",
     )
     bring = memory.add_command(
         "import",

@@ -74,6 +74,12 @@ def rekey_consumer(memory: str) -> str:
     return f"{REKEY}:{memory}"
 
 
+def get_memory_name(consumer: str) -> str:
+    """Return the memory that a consumer feeds; empty if it feeds none."""
+    name = parse_consumer(consumer)
+    return name.served if name.kind in (MEMORY, BACKFILL, REKEY) else ""
+
+
 def platform_consumer(platform: str, account: str) -> str:
     """Return the consumer that delivers replies through a platform account."""
     return f"{PLATFORM}:{platform}:{account}"

@@ -10,10 +10,11 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from everhold.core.entries import Began, Entry, EntryKind, StoredRecord, Took
 from everhold.core.exchange import build_exchange_key, build_note_key
+from everhold.core.wording import describe_count
 from everhold.ports.memory import ErasureState, ProviderDeletion
 
 UNCONFIRMED_AFTER_SECONDS: Final = 24 * 3_600.0
@@ -22,6 +23,8 @@ ASK_AGAIN_SECONDS: Final = 24 * 3_600.0
 """How often an unconfirmed place is asked again."""
 INTERRUPTED_ID: Final = "interrupted"
 """The id of the deletion that stands for what an interrupted request may have deleted. No provider knows it."""
+DETACHED_ID: Final = "detached"
+"""The id of the deletion that stands for what a memory has that is not in the configuration any more."""
 _STATE_ORDER: Final = (
     ErasureState.PLANNED,
     ErasureState.ASKED,
@@ -34,6 +37,13 @@ _SPOKEN_KINDS: Final = frozenset({EntryKind.HEARD, EntryKind.SAID, EntryKind.THO
 _OPEN_STATES: Final = frozenset({ErasureState.PLANNED, ErasureState.ASKED, ErasureState.UNCONFIRMED})
 
 
+class ErasureMoment(Struct, frozen=True):
+    """When a forgetting began, by the log and by the clock. The log decides; the clock is for what has no position."""
+
+    pos: int
+    at: float
+
+
 class DeletionRecord(StoredRecord, frozen=True, kw_only=True):
     """One deletion of a provider, and when it was asked for and last read back."""
 
@@ -42,10 +52,17 @@ class DeletionRecord(StoredRecord, frozen=True, kw_only=True):
     """When it was first asked for."""
     clean_at: float = 0.0
     """When reading back found nothing for the first time in a row; 0: it found something, or was not tried."""
+    accepted_at: float = 0.0
+    """When an operator accepted that it cannot be deleted; 0: nobody did."""
 
     @property
     def state(self) -> ErasureState:
         return self.deletion.state
+
+    @property
+    def can_show(self) -> bool:
+        """Whether a recall, a tool or an export of the provider may still show it."""
+        return self.state is not ErasureState.CONFIRMED and not self.deletion.hidden and not self.accepted_at
 
 
 class PlaceErasure(StoredRecord, frozen=True, kw_only=True):
@@ -66,6 +83,8 @@ class PlaceErasure(StoredRecord, frozen=True, kw_only=True):
 
     @property
     def state(self) -> ErasureState:
+        if self.is_detached:
+            return ErasureState.CANNOT
         if not self.asked_at:
             return ErasureState.UNCONFIRMED if self.is_overdue else ErasureState.PLANNED
         return combine_states(it.state for it in self.deletions)
@@ -77,6 +96,22 @@ class PlaceErasure(StoredRecord, frozen=True, kw_only=True):
     def is_open(self) -> bool:
         return self.state in _OPEN_STATES
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether the memory was not in the configuration when it was to be asked."""
+        return any(it.deletion.id == DETACHED_ID for it in self.deletions)
+
+    @property
+    def accepted_at(self) -> float:
+        """When an operator accepted the last of what it cannot delete; 0: not all of it."""
+        accepted = [it.accepted_at for it in self.deletions if it.state is ErasureState.CANNOT]
+        return max(accepted) if accepted and all(accepted) else 0.0
+
+    @property
+    def can_show(self) -> bool:
+        """Whether the memory may still show something that is being erased."""
+        return not self.asked_at or any(it.can_show for it in self.deletions)
+
 
 class PersonErasure(StoredRecord, frozen=True, kw_only=True):
     """A forgetting. It is stored as a state record, and its beginning and end are in the erasures file, too, because a
@@ -85,6 +120,8 @@ class PersonErasure(StoredRecord, frozen=True, kw_only=True):
 
     identities: tuple[str, ...]
     at: float
+    upto_pos: int = 0
+    """The last entry of the log when it began. Later ones are of somebody who came back."""
     by: str = ""
     label: str = ""
     """The person's name, until the forgetting is finished."""
@@ -92,7 +129,16 @@ class PersonErasure(StoredRecord, frozen=True, kw_only=True):
     """The audiences of what was erased. A memory may have concluded something for any of them."""
     places: tuple[PlaceErasure, ...] = ()
     rebuild: bool = False
-    log_erased: bool = False
+    log_erased_at: float = 0.0
+    """When the last of it was gone from the log; 0: not yet. Older backups contain it."""
+
+    @property
+    def moment(self) -> ErasureMoment:
+        return ErasureMoment(self.upto_pos, self.at)
+
+    @property
+    def log_erased(self) -> bool:
+        return self.log_erased_at > 0
 
     @property
     def id(self) -> str:
@@ -169,7 +215,39 @@ def _mark_asked(record: DeletionRecord, now: float) -> DeletionRecord:
     )
 
 
+def record_detached(place: PlaceErasure, *, items: int, now: float) -> PlaceErasure:
+    """Return the place of a memory that is not in the configuration any more, so that it cannot be asked."""
+    deletion = ProviderDeletion(
+        id=DETACHED_ID,
+        what=f"{describe_count(items, 'item')} that memory {place.memory} received" if items else "what it received",
+        state=ErasureState.CANNOT,
+        count=items,
+        reason=f"memory {place.memory} of agent {place.agent} is not in the configuration any more: put its section "
+        "back, and everhold asks it; or delete the data with the service's own tools",
+    )
+    return record_asked(place, [deletion], now=now)
+
+
+def record_attached(place: PlaceErasure) -> PlaceErasure:
+    """Return the place of a memory that is in the configuration again. It is asked as if for the first time."""
+    kept = tuple(it for it in place.deletions if it.deletion.id != DETACHED_ID)
+    return structs.replace(place, deletions=kept, asked_at=0.0, first_tried_at=0.0)
+
+
+def record_accepted(place: PlaceErasure, *, now: float) -> PlaceErasure:
+    """Return the place after an operator accepted what it cannot delete."""
+    return structs.replace(
+        place,
+        deletions=tuple(
+            structs.replace(it, accepted_at=it.accepted_at or now) if it.state is ErasureState.CANNOT else it
+            for it in place.deletions
+        ),
+    )
+
+
 def _add_deletion(known: DeletionRecord | None, deletion: ProviderDeletion, now: float) -> DeletionRecord:
+    if known is not None and known.deletion == deletion and deletion.state is ErasureState.CANNOT:
+        return known
     if known is None or known.state not in (ErasureState.ASKED, ErasureState.UNCONFIRMED):
         return DeletionRecord(deletion=deletion, asked_at=now)
     if deletion.state in (ErasureState.ASKED, ErasureState.PLANNED):
@@ -183,7 +261,7 @@ def _add_deletion(known: DeletionRecord | None, deletion: ProviderDeletion, now:
 
 def record_problem(place: PlaceErasure, problem: str, *, now: float) -> PlaceErasure:
     """Return the place after it could not be asked or read back."""
-    first = place.first_tried_at or now
+    first = _limit_time(place.first_tried_at, now) or now
     overdue = not place.asked_at and has_passed(first, UNCONFIRMED_AFTER_SECONDS, now)
     late = structs.replace(place, first_tried_at=first, problem=problem, is_overdue=overdue)
     return structs.replace(late, deletions=tuple(_age_deletion(it, now, problem) for it in late.deletions))
@@ -206,7 +284,7 @@ def record_readback(
 
 def list_unread(place: PlaceErasure) -> list[ProviderDeletion]:
     """Return the deletions that are not confirmed yet and can be read back."""
-    return [it.deletion for it in place.deletions if _is_unread(it)]
+    return [] if place.is_detached else [it.deletion for it in place.deletions if _is_unread(it)]
 
 
 def is_half_read(place: PlaceErasure) -> bool:
@@ -223,7 +301,8 @@ def is_ask_due(place: PlaceErasure, *, now: float) -> bool:
     if not place.asked_at or any(it.state is ErasureState.PLANNED for it in place.deletions):
         return True
     repeats = place.state is ErasureState.UNCONFIRMED or any(map(_is_interrupted, place.deletions))
-    return repeats and has_passed(place.asked_at, ASK_AGAIN_SECONDS, now)
+    # after the clock was set back, nobody knows how long ago it was asked
+    return repeats and (place.asked_at > now or has_passed(place.asked_at, ASK_AGAIN_SECONDS, now))
 
 
 def has_passed(since: float, seconds: float, now: float) -> bool:
@@ -231,10 +310,15 @@ def has_passed(since: float, seconds: float, now: float) -> bool:
     return now - since >= seconds
 
 
+def _limit_time(at: float, now: float) -> float:
+    """Return a past time. If the clock was set back since, a duration begins anew, and does not last until then."""
+    return min(at, now)
+
+
 def _read_deletion(record: DeletionRecord, state: ErasureState, *, visible_after: float, now: float) -> DeletionRecord:
     if state is not ErasureState.CONFIRMED:
         return _age_deletion(structs.replace(record, clean_at=0.0), now, "it is still there")
-    if not record.clean_at:
+    if not record.clean_at or record.clean_at > now:
         return structs.replace(record, clean_at=now)
     if not has_passed(record.clean_at, visible_after, now):
         return record
@@ -249,6 +333,7 @@ def _hash_id(id: str) -> str:
 
 def _age_deletion(record: DeletionRecord, now: float, reason: str) -> DeletionRecord:
     """Return a deletion that was asked for long ago as unconfirmed."""
+    record = structs.replace(record, asked_at=_limit_time(record.asked_at, now))
     if record.state is not ErasureState.ASKED or not has_passed(record.asked_at, UNCONFIRMED_AFTER_SECONDS, now):
         return record
     return structs.replace(
@@ -257,6 +342,15 @@ def _age_deletion(record: DeletionRecord, now: float, reason: str) -> DeletionRe
 
 
 # -- what was erased ---------------------------------------------------------------------------------------------------
+
+
+def list_kept_keys(session: str, entries: Sequence[Entry]) -> list[str]:
+    """Return the keys of the items that contain nothing erased."""
+    gone = set(list_erased_keys(session, entries))
+    keys = [build_note_key(session, it.seq) for it in entries if it.body is not None and it.kind is EntryKind.NOTED]
+    ops = {it.op for it in entries if it.body is not None and it.op is not None and it.kind in _SPOKEN_KINDS}
+    keys += [build_exchange_key(session, op) for op in sorted(ops)]
+    return [key for key in keys if key not in gone]
 
 
 def list_erased_keys(session: str, entries: Sequence[Entry]) -> list[str]:

@@ -135,6 +135,19 @@ def get_stamp(entry: Entry) -> Stamp | None:
             return None
 
 
+def select_past_entries(entries: Sequence[Entry], upto_pos: int) -> list[Entry]:
+    """Return the entries of one session that were there at a position of the log, and those that were written later by
+    an operation that had begun or that answers one of them.
+    """
+    past = {entry.seq for entry in entries if entry.pos <= upto_pos}
+    ops = {
+        entry.op
+        for entry in entries
+        if entry.op in past or (isinstance(entry.body, Began | Took) and not past.isdisjoint(entry.body.takes))
+    } - {None}
+    return [entry for entry in entries if entry.seq in past or entry.op in ops]
+
+
 def select_personal_entries(
     entries: Sequence[Entry], names: Collection[str], *, others: Collection[str] = ()
 ) -> PersonalPart:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from everhold.core.exchange import get_original_key
 from everhold.core.peers import make_safe_id
 from everhold.core.provenance import prefix_lines
 from everhold.errors import EverholdError
@@ -18,6 +19,7 @@ from everhold.memories.errors import convert_partial_failure
 from everhold.memories.scope import build_audience_marks
 from everhold.ports.memory import (
     ErasureState,
+    ErasureTarget,
     Exchange,
     MemoryBatch,
     MemoryCapability,
@@ -184,6 +186,32 @@ async def search_for_tool(memory: MemoryProvider, text: str, context: ToolContex
         )
     )
     return ToolResult(text="Nothing was found.", hits=tuple(found))
+
+
+CLOCK_DIFFERENCE_SECONDS: Final = 300.0
+"""How far the clock of a service may be ahead of ours. What was stored so long after an erasure began goes, too."""
+
+
+class ErasureScope:
+    """Decides which items of a person an erasure takes. A request may be repeated days later, and by then the person
+    may have come back.
+    """
+
+    def __init__(self, target: ErasureTarget) -> None:
+        self.before = target.before
+        self.erased_keys = frozenset(map(get_original_key, target.keys))
+        self.kept_keys = target.kept_keys
+
+    def takes_item(self, key: str, *, at: float = 0.0, stored_at: float = 0.0) -> bool:
+        """Return whether an item goes: its key was erased, or it is older than the erasure and the log does not have
+        it. `at` is our time of it, `stored_at` the service's; 0 if unknown. In doubt it goes.
+        """
+        original = get_original_key(key)
+        if original and original in self.erased_keys:
+            return True
+        if original in self.kept_keys:
+            return False
+        return at <= self.before if at else stored_at <= self.before + CLOCK_DIFFERENCE_SECONDS
 
 
 DELETION_SEPARATOR: Final = "\t"

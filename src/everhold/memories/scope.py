@@ -60,6 +60,11 @@ def build_audience_marks(audience: Iterable[str]) -> dict[str, str]:
     return {_build_mark(one): "yes" for one in audience}
 
 
+def list_audience_marks(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the marks of an item's audience, from its metadata."""
+    return tuple(sorted(name for name in about if name.startswith(_MARK_PREFIX)))
+
+
 def _build_mark(member: str) -> str:
     return f"{_MARK_PREFIX}{_hash_text(member, 16)}"
 

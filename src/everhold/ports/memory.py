@@ -5,6 +5,7 @@ A provider needs no buffer and no thread of its own, because the log is the queu
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -199,6 +200,10 @@ class ErasureTarget(Struct, frozen=True, kw_only=True):
     """Identity -> all its recorded peers, for everybody in `audiences`."""
     keys: tuple[str, ...] = ()
     """The keys of the items that were erased."""
+    kept_keys: frozenset[str] = frozenset()
+    """The keys of items that the log still has, because the person came back. They stay."""
+    before: float = math.inf
+    """When the erasure began. Anything newer stays, too, unless its key was erased. A request may come days later."""
     remote_ids: tuple[str, ...] = ()
     """The receipts of these items."""
     audiences: tuple[tuple[str, ...], ...] = ()

@@ -575,6 +575,9 @@ class Store(Protocol):
     async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
         """The entries that exist at these places (session, seq). All of them are read at once."""
 
+    async def last_pos(self) -> int:
+        """The pos of the newest entry; 0 if there is none."""
+
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         """The session, seq and operation of the entry with this dedup key."""
 

@@ -46,6 +46,7 @@ class LogEvent(StrEnum):
     DELIVERY_SPLIT = "delivery.split"
     DRAFT_ABANDONED = "draft.abandoned"
     DRAFT_FAILED = "draft.failed"
+    ERASURE_ACCEPTED = "erasure.accepted"
     ERASURES_UNREADABLE = "erasures.unreadable"
     EVENT_UNPARSED = "event.unparsed"
     FILE_MISSING = "file.missing"

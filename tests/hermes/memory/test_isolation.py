@@ -378,6 +378,25 @@ async def test_forgetting_removes_the_homes_in_which_nobody_else_spoke(tmp_path:
     assert "bob" not in (tmp_path / "data" / "sessions.json").read_text()
 
 
+async def test_a_repeated_forgetting_leaves_the_home_of_a_person_who_came_back(tmp_path: Path) -> None:
+    harness = HermesPluginHarness(tmp_path, NOTEBOOK)
+    async with harness.open() as plugin:
+        clock = plugin._context.clock
+        await tell(plugin, ADA, "hello")  # the owner
+        await tell(plugin, BOB, "the old secret")
+        before = clock.now()
+        found = await plugin.forget(ErasureTarget(identities=("bob",), before=before))
+        assert not harness.find_home(BOB).exists()
+        await wait_until(lambda: clock.now() > before)
+        await tell(plugin, BOB, "I am back")
+        removed = [it for it in found if it.id.startswith("home:")]
+        assert set((await plugin.confirm_deletions(removed)).values()) == {ErasureState.CONFIRMED}
+        await plugin.forget(ErasureTarget(identities=("bob",), before=before))
+        assert "I am back" in await look(plugin, BOB)
+        await plugin.forget(ErasureTarget(identities=("bob",), before=clock.now()))
+        assert not harness.find_home(BOB).exists()
+
+
 async def test_forgetting_the_owner_leaves_the_configured_home_to_its_owner(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, NOTEBOOK)
     async with harness.open() as plugin:

@@ -274,6 +274,37 @@ async def test_a_document_that_comes_back_is_not_confirmed(memory: HindsightMemo
     assert set(await confirm(memory, forgotten)) == {"confirmed"}
 
 
+async def test_what_was_consolidated_of_deleted_documents_is_read_back_as_recall_reads(
+    memory: HindsightMemory, service: HindsightService
+) -> None:
+    """It has the tags of the audience, and neither a document nor the tag of a person."""
+    await memory.store(make_batch(make_exchange(1, "I live in zanzibar")))
+    (row,) = service.state.documents.values()
+    scope = {"bank": "main", "text": "somebody lives in zanzibar", "tags": row["scopes"][0], "at": row["at"]}
+    service.state.observations.append(scope)
+    forgotten = await forget(memory, "ada")
+    assert "zanzibar" in (await memory.find(make_query("where")))[0].text
+    assert "asked" in await confirm(memory, forgotten)
+    await memory.store(make_batch(make_exchange(5, "said afterwards")))
+    assert "asked" in await confirm(memory, forgotten), "it is older than what was deleted"
+    service.state.observations.clear()
+    assert set(await confirm(memory, forgotten)) == {"confirmed"}
+
+
+async def test_what_hindsight_is_still_storing_is_waited_for(
+    memory: HindsightMemory, service: HindsightService
+) -> None:
+    service.holds_operations = True
+    with pytest.raises(InDoubt):
+        await memory.store(make_batch(make_exchange(1, "mine")))
+    with pytest.raises(Transient, match="has not finished storing"):
+        await forget(memory, "ada")
+    service.process_operations()
+    forgotten = await forget(memory, "ada")
+    assert forgotten.deleted == 1
+    assert service.state.documents == {}
+
+
 async def test_a_document_with_erased_words_goes_though_others_speak_in_it(
     memory: HindsightMemory, service: HindsightService
 ) -> None:

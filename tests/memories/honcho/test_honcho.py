@@ -460,6 +460,33 @@ async def test_a_session_is_not_deleted_before_its_conversation_has_left_it(
     assert service.find_requests("/sessions/dm$", "DELETE") == []
 
 
+async def test_an_agent_does_not_delete_the_sessions_of_another_agent(make: Make, service: HonchoService) -> None:
+    """Both use one workspace. The conversation of the other agent has not left its session."""
+    mine, other = make(), make(agent="second")
+    await mine.store(make_batch(make_exchange(1, "to main"), name="dm"))
+    await other.store(make_batch(make_exchange(1, "to second", agent="second", session="s2"), name="dm-second"))
+    assert [it.text async for it in mine.export("ada")] == ["to main"]
+    forgotten = await forget(mine, "ada")
+    assert [it.session for it in forgotten.deletions if it.session] == ["dm"]
+    service.work()
+    assert (service.texts("dm"), service.texts("dm-second")) == ([], ["to second"])
+    await forget(other, "ada")
+    service.work()
+    assert service.texts("dm-second") == []
+
+
+async def test_a_session_that_two_agents_share_is_rebuilt_or_named(make: Make, service: HonchoService) -> None:
+    mine, other = make(), make(agent="second")
+    await mine.store(make_batch(make_exchange(1, "to main"), name="both"))
+    await other.store(make_batch(make_exchange(1, "to second", agent="second", session="s2"), name="both"))
+    forgotten = await forget(mine, "ada")
+    assert "speaks there to another agent" in forgotten.kept[0]
+    assert service.texts("both") == ["to main", "to second"]
+    await forget(mine, "ada", rebuild=True)
+    service.work()
+    assert (service.texts("both"), service.texts("both-2")) == ([], ["to second"])
+
+
 async def test_two_peers_of_one_person_are_not_other_people(make: Make, service: HonchoService) -> None:
     memory = make(user_peer_aliases={"telegram:1": "ada", "matrix:a": "lady"})
     for number, who in enumerate(("telegram:1", "matrix:a"), start=1):

@@ -188,8 +188,43 @@ async def test_a_deletion_that_is_refused_with_status_200_is_unconfirmed(
     (refused,) = [it for it in forgotten.deletions if it.state == "unconfirmed"]
     assert "being processed" in refused.reason
     assert await confirm(memory, forgotten) == ["asked", "asked"]
+    assert "too" in "".join(service.texts())
     service.undeletable = set()
     assert set(await confirm(memory, await forget(memory, "ada"))) == {"confirmed"}
+
+
+@pytest.mark.parametrize("keyless", [False, True])
+@pytest.mark.parametrize("namespace", ["{agent}", "{agent}-{person}"])
+async def test_what_was_learned_from_a_deleted_document_is_read_back(
+    make: Make, service: SupermemoryService, namespace: str, keyless: bool
+) -> None:
+    """Searches, the list of memories and the profile may show it although the document is gone."""
+    memory = make(namespace=namespace)
+    service.keeps_learned = True
+    await memory.store(make_batch(make_exchange(1, "mine")))
+    forgotten = await forget(memory, "ada")
+    assert service.texts() == []
+    if keyless:
+        for row in service.state.learned.values():
+            row["metadata"] = {}
+    assert await confirm(memory, forgotten) == ["asked"]
+    await memory.store(make_batch(make_exchange(5, "said afterwards")))
+    assert await confirm(memory, forgotten) == ["asked"]
+    service.state.learned.clear()
+    assert await confirm(memory, forgotten) == ["confirmed"]
+
+
+async def test_a_profile_that_outlives_everything_else_is_read_back(make: Make, service: SupermemoryService) -> None:
+    """A summary of several facts is made later, and does not say of what."""
+    memory = make(namespace="{agent}-{person}")
+    service.keeps_learned = True
+    await memory.store(make_batch(make_exchange(1, "mine")))
+    forgotten = await forget(memory, "ada")
+    for row in service.state.learned.values():
+        row.update(metadata={}, at="2099-01-01T00:00:00+00:00")
+    assert await confirm(memory, forgotten) == ["asked"]
+    service.state.learned.clear()
+    assert await confirm(memory, forgotten) == ["confirmed"]
 
 
 async def test_an_undo_whose_deletion_is_refused_is_tried_again(

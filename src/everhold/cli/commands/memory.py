@@ -54,7 +54,7 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
             case "forget":
                 return await _forget_person(calls, args, screen)
             case "erasures":
-                return await _list_erasures(calls, screen)
+                return await _list_erasures(calls, args, screen)
             case "import":
                 await _import_facts(calls, args, screen)
             case "export":
@@ -273,8 +273,8 @@ async def _forget_person(calls: ApiClient, args: argparse.Namespace, screen: Com
     return code
 
 
-async def _list_erasures(calls: ApiClient, screen: CommandScreen) -> int:
-    found = await calls.list_erasures()
+async def _list_erasures(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
+    found = [await calls.accept_remainders(args.accept)] if args.accept else await calls.list_erasures()
     code = _choose_exit_code([it["state"] for it in found])
     if screen.json:
         screen.print_json({"erasures": found})
@@ -283,7 +283,7 @@ async def _list_erasures(calls: ApiClient, screen: CommandScreen) -> int:
         screen.print_note("Nobody was forgotten yet.")
     for it in found:
         who = screen.paint(format_one_line(", ".join(it["identities"])), "bold")
-        screen.print_line(f"{who}, {format_time(it['at'])}: {it['state']}")
+        screen.print_line(f"{it['id']}  {who}, {format_time(it['at'])}: {it['state']}")
         _print_places(screen, it["places"])
     return code
 
@@ -299,7 +299,8 @@ def _print_places(screen: CommandScreen, places: Sequence[dict[str, Any]]) -> No
     for place in places:
         agent = f" (agent {format_one_line(place['agent'])})" if place["agent"] else ""
         problem = f": {format_one_line(place['problem'])}" if place["problem"] else ""
-        screen.print_line(f"  {format_one_line(place['place'])}{agent}: {place['state']}{problem}")
+        accepted = f", accepted {format_time(place['accepted_at'])}" if place["accepted_at"] else ""
+        screen.print_line(f"  {format_one_line(place['place'])}{agent}: {place['state']}{accepted}{problem}")
         for part in place["parts"]:
             reason = f": {format_one_line(part['reason'])}" if part["reason"] else ""
             screen.print_line(f"    {part['state']}: {format_one_line(part['what'])}{reason}")

@@ -55,9 +55,7 @@ async def _reapply_erasures(home: Home) -> int:
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     app = GatewayApp(home, _load_settings(home), log=log, environ=os.environ)
     try:
-        again = await app.session_admin.reapply_erasures()
-        await app.memory_admin.resume_erasures(restored=True)
-        return again
+        return await app.reapply_erasures(restored=True)
     finally:
         await app.stop(seconds=0)
 

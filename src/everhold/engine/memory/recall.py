@@ -218,7 +218,7 @@ class HitJudge:
         found = []
         for hit in hits:
             entry, objection = judged.get((hit.session, hit.seq), (None, ""))
-            objection = objection or await self.tombstones.find_objection(memory, hit)
+            objection = objection or await self.tombstones.find_objection(memory, hit, is_in_log=entry is not None)
             found.append(JudgedHit(hit=hit, entry=entry, objection=objection))
         return found
 

@@ -6,18 +6,17 @@ from everybody for whom the memory may have concluded something from erased text
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from everhold.core.entries import EntryKind
-from everhold.core.erasure import PersonErasure, PlaceErasure, is_concerned, list_erased_keys
+from everhold.core.erasure import PersonErasure, is_concerned, list_erased_keys, list_kept_keys
 from everhold.core.exchange import get_original_key
 from everhold.engine.facts import FactCache
 from everhold.errors import NotFound
-from everhold.ports.memory import ErasureState, MemoryHit
+from everhold.ports.memory import MemoryHit
 from everhold.ports.store import StateNamespace, Store
 
 UNCONFIRMED_ERASURE: Final = "the memory has not confirmed an erasure"
@@ -40,14 +39,14 @@ async def is_withheld(store: Store, memory: str, *, agent: str, audience: Collec
 
 
 def _has_unconfirmed(erasure: PersonErasure, memory: str, agent: str) -> bool:
-    place = next((it for it in erasure.places if (it.memory, it.agent) == (memory, agent)), None)
-    return place is not None and _can_show(place)
+    return any(it.can_show for it in erasure.places if (it.memory, it.agent) == (memory, agent))
 
 
-def _can_show(place: PlaceErasure) -> bool:
-    if not place.asked_at:
-        return True
-    return any(it.state is not ErasureState.CONFIRMED and not it.deletion.hidden for it in place.deletions)
+class _SessionKeys(Struct, frozen=True):
+    """The keys of the items of one session that contain something erased, and of the others."""
+
+    erased: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
 
 
 class TombstoneFilter(Struct):
@@ -57,37 +56,38 @@ class TombstoneFilter(Struct):
     notes: FactCache | None
     agent: str
     audience: tuple[str, ...]
-    _erased_keys: dict[str, frozenset[str]] = {}
-    """Session -> the keys of items that contain something erased."""
+    _keys: dict[str, _SessionKeys] = {}
     _withheld: dict[str, bool] = {}
     _retracted: frozenset[str] | None = None
 
-    async def find_objection(self, memory: str, hit: MemoryHit) -> str:
-        """Return why a hit must not be shown, whatever its place says; empty if it may."""
+    async def find_objection(self, memory: str, hit: MemoryHit, *, is_in_log: bool) -> str:
+        """Return why a hit must not be shown, whatever its place says; empty if it may. `is_in_log`: its place was
+        judged.
+        """
         if hit.key:
             key = get_original_key(hit.key)
-            session = hit.session or key.rsplit(":", 2 if key.endswith(":note") else 1)[0]
-            return "erased" if key in await self._list_erased_keys(session) else ""
-        if hit.session and hit.seq:
-            return ""
-        if hit.text.strip() in await self._list_retracted_texts():
+            keys = await self._list_keys(hit.session or key.rsplit(":", 2 if key.endswith(":note") else 1)[0])
+            if key in keys.erased:
+                return "erased"
+            is_in_log = is_in_log or key in keys.kept
+        elif hit.text.strip() in await self._list_retracted_texts():
             return "taken back"
+        if is_in_log:
+            return ""
+        # it has no key, or the log does not know it: the store was restored, or another one wrote it
         if memory not in self._withheld:
             self._withheld[memory] = await is_withheld(self.store, memory, agent=self.agent, audience=self.audience)
         return UNCONFIRMED_ERASURE if self._withheld[memory] else ""
 
-    async def _list_erased_keys(self, session: str) -> frozenset[str]:
-        if session not in self._erased_keys:
-            self._erased_keys[session] = frozenset(await self._read_erased_keys(session))
-        return self._erased_keys[session]
-
-    async def _read_erased_keys(self, session: str) -> Sequence[str]:
-        try:
-            if not await self.store.list_entries(session, kinds=(EntryKind.ERASED,), limit=1):
-                return ()
-        except NotFound:
-            return ()  # another store's session, which only its memory can judge
-        return list_erased_keys(session, await self.store.list_entries(session))
+    async def _list_keys(self, session: str) -> _SessionKeys:
+        if session not in self._keys:
+            try:
+                entries = await self.store.list_entries(session)
+                erased, kept = list_erased_keys(session, entries), list_kept_keys(session, entries)
+                self._keys[session] = _SessionKeys(frozenset(erased), frozenset(kept))
+            except NotFound:
+                self._keys[session] = _SessionKeys()
+        return self._keys[session]
 
     async def _list_retracted_texts(self) -> frozenset[str]:
         """The texts of notes that were replaced or taken back. Some services keep a note without its key."""

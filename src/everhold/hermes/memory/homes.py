@@ -62,6 +62,8 @@ class PluginHomes:
         """The first person at the terminal. They are the owner if none is configured."""
         self._people: dict[str, list[str]] = state.get("people", {})
         """Key of a home -> the people who spoke there."""
+        self._made: dict[str, float] = state.get("made", {})
+        """Key of a home -> when somebody first spoke there."""
         self.data_files: frozenset[str] = frozenset()
         """Names among the files of settings that the plug-in writes itself, so they contain data."""
 
@@ -82,11 +84,13 @@ class PluginHomes:
             self._save()
         return person == self._acting_owner
 
-    def record_people(self, home: PluginHome, people: Iterable[str]) -> None:
+    def record_people(self, home: PluginHome, people: Iterable[str], *, at: float) -> None:
         """Record who spoke in a home, before anything is sent there."""
         known = self._people.get(home.key)
         merged = list(dict.fromkeys([*(known or ()), *people]))[:MAX_PEOPLE_PER_HOME]
         if merged != known:
+            if not home.path.exists():
+                self._made[home.key] = at
             self._people[home.key] = merged
             self._save()
 
@@ -156,6 +160,10 @@ class PluginHomes:
         """Return whether there is a home with this key."""
         return (self.directory / "homes" / key).exists()
 
+    def get_made_at(self, key: str) -> float:
+        """Return when a home was made; 0 if unknown. A person who comes back after an erasure gets a new one."""
+        return self._made.get(key, 0.0)
+
     def list_homes_of(self, person: str) -> tuple[list[PluginHome], list[PluginHome]]:
         """Return the homes in which only this person spoke, and those in which others spoke, too."""
         key = build_person_key(person)
@@ -176,6 +184,8 @@ class PluginHomes:
         """Remove a home with everything in it. Return whether it is gone. The configured home is never removed."""
         if home.path != self.configured:
             shutil.rmtree(home.path, ignore_errors=True)
+        if not home.path.exists():
+            self._made.pop(home.key, None)
         self.drop_person(home, person)
         return not home.path.exists()
 
@@ -190,7 +200,7 @@ class PluginHomes:
         self._save()
 
     def _save(self) -> None:
-        write_json(self._state_file, {"acting_owner": self._acting_owner, "people": self._people})
+        write_json(self._state_file, {"acting_owner": self._acting_owner, "people": self._people, "made": self._made})
 
 
 def _read_small_file(path: Path) -> bytes | None:

@@ -323,8 +323,9 @@ class HermesMemory:
         for identity in target.identities:
             alone, shared = self._homes.list_homes_of(identity)
             for home in alone:
-                found = await self._delete_home(home, identity)
-                deletions[found.id] = found
+                if self._homes.get_made_at(home.key) <= target.before:
+                    found = await self._delete_home(home, identity)
+                    deletions[found.id] = found
             for home in shared:
                 found = ProviderDeletion(
                     id=f"shared:{home.key}",
@@ -352,16 +353,18 @@ class HermesMemory:
                 reason=f"{home.path} is hermes-agent's own home: delete there what the plug-in keeps in it",
             )
         await self._pool.close_home(home.path)
+        made_at = self._homes.get_made_at(home.key)
         if not await asyncio.to_thread(self._homes.remove, home, identity):
             raise Transient(f"{home.path} could not be removed")
-        return ProviderDeletion(id=f"home:{home.key}", what=f"the plug-in's home homes/{home.key}", count=1)
+        what = f"the plug-in's home homes/{home.key}"
+        return ProviderDeletion(id=f"home:{home.key}", what=what, count=1, upto=made_at)
 
     async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
         """Read back: a removed home is gone, unless the person spoke again since."""
         states = {}
         for one in deletions:
             kind, _, key = one.id.partition(":")
-            is_left = kind == "home" and self._homes.has_home(key)
+            is_left = kind == "home" and self._homes.has_home(key) and self._homes.get_made_at(key) <= one.upto
             states[one.id] = one.state if kind != "home" else ErasureState.ASKED if is_left else ErasureState.CONFIRMED
         return states
 
@@ -413,7 +416,7 @@ class HermesMemory:
         home = self._homes.choose_home(stamp)
         await self._isolation.check_served(home, seconds=self.deadline / 2)
         if people:
-            self._homes.record_people(home, (it for it in people if it))
+            self._homes.record_people(home, (it for it in people if it), at=self._context.clock.now())
         return PluginPlace(home=home, name=name, identity=self._record_identity(home, name, stamp))
 
     async def _find_place(self, scope: MemoryScope, name: str) -> PluginPlace | None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 REMEDY: Final = describe_install("hindsight")
 PAGE_SIZE: Final = 100
+FINISHED_STATUSES: Final = ("completed", "failed", "cancelled")
+UNFINISHED_STATUSES: Final = ("pending", "processing")
 
 
 class HindsightNotFound(Transient):
@@ -154,10 +156,10 @@ class HindsightClient:
             if len(page.items) < PAGE_SIZE:
                 return found
 
-    async def list_operations(self, bank: str) -> list[Any]:
-        """List the finished operations that stored documents, with what was submitted."""
+    async def list_operations(self, bank: str, *, statuses: Sequence[str]) -> list[Any]:
+        """List the operations that store documents and have one of these statuses, with what was submitted."""
         found: list[Any] = []
-        for status in ("completed", "failed", "cancelled"):
+        for status in statuses:
             offset = 0
             while True:
                 page = await self.call(

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.peers import make_safe_id
-from everhold.memories.hindsight.client import HindsightNotFound
+from everhold.core.wording import describe_count
+from everhold.errors import Transient
+from everhold.memories.hindsight.client import FINISHED_STATUSES, UNFINISHED_STATUSES, HindsightNotFound
 from everhold.memories.hindsight.tags import read_document_key
-from everhold.memories.remote import build_states, make_deletion_id, read_time, split_deletion_id
+from everhold.memories.remote import ErasureScope, build_states, make_deletion_id, read_time, split_deletion_id
+from everhold.memories.scope import make_document_id
 from everhold.ports.memory import SEARCH_PROBE_TEXT, ErasureState, ErasureTarget, ProviderDeletion
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ DOCUMENTS: Final = "documents"
 DOCUMENT: Final = "document"
 OPERATIONS: Final = "operations"
 PERSON_TAG: Final = "person:"
+AUDIENCE_TAGS: Final = ("audience:", "agent:")
+"""What recall asks by. Facts have all tags of their document; what is consolidated of several has only these."""
+READBACK_TOKENS: Final = 65_536
 
 
 class HindsightErasure:
@@ -31,11 +37,14 @@ class HindsightErasure:
         self.memory = memory
         self.client = memory.client
         self.target = target
+        self.scope = ErasureScope(target)
         self.tags = tuple(f"{PERSON_TAG}{make_safe_id(identity)}" for identity in target.identities)
 
     async def ask(self) -> list[ProviderDeletion]:
         deletions: list[ProviderDeletion] = []
         banks, is_complete = await self._list_banks()
+        for bank in banks:
+            await self._require_stored(bank)
         for bank in banks:
             deletions += await self._erase_in_bank(bank)
         if not is_complete:
@@ -44,16 +53,21 @@ class HindsightErasure:
             deletions.append(ProviderDeletion(id="banks", what=what, state=ErasureState.CANNOT, reason=reason))
         return deletions
 
+    async def _require_stored(self, bank: str) -> None:
+        """Raise Transient while Hindsight is still storing something of the person, because it would come later."""
+        erased = {make_document_id(key) for key in self.target.keys}
+        for operation in await self.client.list_operations(bank, statuses=UNFINISHED_STATUSES):
+            documents = list_submitted_documents(operation.task_payload)
+            if any(id in erased or set(self.tags) & set(tags) for id, tags in documents.items()):
+                raise Transient("Hindsight has not finished storing something of the person")
+
     async def _list_banks(self) -> tuple[list[str], bool]:
         names = (*self.target.identities, *self.target.peers, *self.target.shared_peers)
         return await self.memory.list_banks_with(names)
 
     async def _erase_in_bank(self, bank: str) -> list[ProviderDeletion]:
-        documents = await self._list_documents(bank)
-        if not documents:
-            return []
         deletions, erased = [], []
-        for document in documents:
+        for document in await self._list_documents(bank):
             with_others = has_other_people(document.tags, self.tags)
             if with_others and read_document_key(document) not in self.target.keys:
                 what = f"document {document.id} in bank {bank}"
@@ -63,15 +77,9 @@ class HindsightErasure:
                 continue
             await self.client.delete_document(bank, document.id)
             erased.append(document)
-            if with_others:
-                id = make_deletion_id(DOCUMENT, bank, document.id)
-                deletions.append(ProviderDeletion(id=id, what=f"a document in bank {bank}", count=1))
         if erased:
             deletions += await self._delete_operations(bank, {it.id for it in erased})
-            upto = max(read_time(it.created_at) for it in erased)
-            what = f"{len(erased)} documents in bank {bank}"
-            id = make_deletion_id(DOCUMENTS, bank, *self.tags)
-            deletions.append(ProviderDeletion(id=id, what=what, count=len(erased), upto=upto))
+            deletions += _record_documents(bank, erased)
             deletions.append(_name_request_log(bank))
         return deletions
 
@@ -79,17 +87,39 @@ class HindsightErasure:
         found: dict[str, Any] = {}
         for identity in self.target.identities:
             found |= {it.id: it for _, it in await self.memory.list_documents_of(identity, [bank])}
-        return list(found.values())
+        return [
+            it
+            for it in found.values()
+            if self.scope.takes_item(read_document_key(it), stored_at=read_time(it.created_at))
+        ]
 
     async def _delete_operations(self, bank: str, documents: set[str]) -> list[ProviderDeletion]:
         """Delete the finished operations that contain one of the documents. They keep its text."""
-        mine = [it for it in await self.client.list_operations(bank) if documents & _list_document_ids(it.task_payload)]
+        finished = await self.client.list_operations(bank, statuses=FINISHED_STATUSES)
+        mine = [it for it in finished if documents & set(list_submitted_documents(it.task_payload))]
         for operation in mine:
             await self.client.delete_operation(bank, operation.operation_id)
         if not mine:
             return []
         id = make_deletion_id(OPERATIONS, bank, *(it.operation_id for it in mine))
         return [ProviderDeletion(id=id, what=f"{len(mine)} operations in bank {bank}", count=len(mine), hidden=True)]
+
+
+def _record_documents(bank: str, erased: Sequence[Any]) -> list[ProviderDeletion]:
+    """Return the deletion of documents, one for each audience, because they are searched by audience."""
+    groups: dict[tuple[str, ...], list[Any]] = {}
+    for document in erased:
+        audience = tuple(sorted(it for it in document.tags or () if it.startswith(AUDIENCE_TAGS)))
+        groups.setdefault(audience, []).append(document)
+    return [
+        ProviderDeletion(
+            id=make_deletion_id(DOCUMENTS, bank, str(len(audience)), *audience, *(it.id for it in documents)),
+            what=f"{describe_count(len(documents), 'document')} in bank {bank}",
+            count=len(documents),
+            upto=max(read_time(it.created_at) for it in documents),
+        )
+        for audience, documents in groups.items()
+    ]
 
 
 async def confirm_deletions(
@@ -100,9 +130,9 @@ async def confirm_deletions(
         kind, parts = split_deletion_id(it.id)
         match kind:
             case "documents":
-                left[it.id] = await _are_documents_left(memory, parts[0], parts[1:], it.upto)
-            case "document":
-                left[it.id] = await memory.client.get_document(parts[0], parts[1]) is not None
+                bank, count, *rest = parts
+                audience, ids = rest[: int(count)], rest[int(count) :]
+                left[it.id] = await _are_documents_left(memory, bank, audience, ids, it.upto)
             case "operations":
                 left[it.id] = any([await memory.client.has_operation(parts[0], one) for one in parts[1:]])
             case _:
@@ -110,27 +140,31 @@ async def confirm_deletions(
     return build_states(left)
 
 
-async def _are_documents_left(memory: HindsightMemory, bank: str, tags: Sequence[str], upto: float) -> bool:
-    """Read back by tag and by search. A fact whose document is gone is left, too."""
-    for tag in tags:
-        for document in await memory.client.list_documents(bank, tag):
-            if read_time(document.created_at) <= upto and not has_other_people(document.tags, tags):
+async def _are_documents_left(
+    memory: HindsightMemory, bank: str, audience: Sequence[str], ids: Sequence[str], upto: float
+) -> bool:
+    """Read back by id, by list, and by search as recall searches. A fact whose document is gone is left, too."""
+    if any([await memory.client.get_document(bank, id) for id in ids]):
+        return True
+    listed = {it.id for it in await memory.client.list_documents(bank, *audience)}
+    if not listed.isdisjoint(ids):
+        return True
+    for fact in await _search(memory, bank, audience):
+        if fact.document_id:
+            if fact.document_id in ids or await memory.client.get_document(bank, fact.document_id) is None:
                 return True
-        for fact in await _search(memory, bank, tag):
-            document = await memory.client.get_document(bank, fact.document_id) if fact.document_id else None
-            if has_other_people(fact.tags, tags):
-                continue
-            if document is None or read_time(document.created_at) <= upto:
-                return True
+        elif not listed or 0 < read_time(fact.mentioned_at or fact.occurred_start) <= upto:
+            return True
     return False
 
 
-async def _search(memory: HindsightMemory, bank: str, tag: str) -> Sequence[Any]:
+async def _search(memory: HindsightMemory, bank: str, audience: Sequence[str]) -> Sequence[Any]:
+    """Return facts of every type for an audience. Reflection answers from the same facts."""
     try:
         answer = await memory.client.call(
             "searching for what was deleted",
             lambda sdk: sdk.arecall(
-                bank, SEARCH_PROBE_TEXT, max_tokens=memory.settings.recall_tokens, tags=[tag], tags_match="all_strict"
+                bank, SEARCH_PROBE_TEXT, max_tokens=READBACK_TOKENS, tags=list(audience), tags_match="all_strict"
             ),
         )
     except HindsightNotFound:
@@ -143,15 +177,19 @@ def has_other_people(tags: Sequence[str] | None, own: Sequence[str]) -> bool:
     return bool({it for it in tags or () if it.startswith(PERSON_TAG)} - set(own))
 
 
-def _list_document_ids(payload: object) -> set[str]:
-    """Return the documents that an operation names, wherever its payload has them."""
+def list_submitted_documents(payload: object) -> dict[str, tuple[str, ...]]:
+    """Return the documents that an operation names with their tags, wherever its payload has them."""
+    found: dict[str, tuple[str, ...]] = {}
     if isinstance(payload, Mapping):
-        named = payload.get("document_id")
-        inner = set().union(*(_list_document_ids(it) for it in payload.values()))
-        return inner | ({named} if isinstance(named, str) else set())
-    if isinstance(payload, list | tuple):
-        return set().union(*(_list_document_ids(it) for it in payload))
-    return set()
+        for inner in payload.values():
+            found |= list_submitted_documents(inner)
+        named, tags = payload.get("document_id"), payload.get("tags")
+        if isinstance(named, str):
+            found[named] = tuple(map(str, tags)) if isinstance(tags, list | tuple) else ()
+    elif isinstance(payload, list | tuple):
+        for inner in payload:
+            found |= list_submitted_documents(inner)
+    return found
 
 
 def _name_request_log(bank: str) -> ProviderDeletion:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from everhold.memories.honcho.client import PAGE_SIZE
-from everhold.memories.remote import read_time
+from everhold.memories.remote import ErasureScope, read_time
 from everhold.ports.memory import SEARCH_PROBE_TEXT, ErasureState, ErasureTarget, ProviderDeletion
 
 if TYPE_CHECKING:
@@ -30,14 +30,17 @@ _REBUILD_HINT: Final = (
 
 
 class SpokenSession(Struct, frozen=True):
-    """A session at Honcho: the messages of the person and the answers to them, and those of everybody else."""
+    """A session at Honcho: the messages that go, and those that stay."""
 
     name: str
     own: list[Any]
-    """The person's messages."""
+    """The person's messages up to the erasure."""
     others: list[Any]
-    """Messages of other people, and the agent's messages to them."""
+    """Messages of other people, of other agents, of the person since, and the agent's messages to them."""
     has_other_speakers: bool
+    """Somebody else speaks there: another person, or the person to another agent."""
+    has_returned: bool
+    """The person has spoken there since."""
 
 
 class HonchoErasure:
@@ -47,6 +50,7 @@ class HonchoErasure:
         self.memory = memory
         self.client = memory.client
         self.target = target
+        self.scope = ErasureScope(target)
         made = [memory.peers.get_person_peer(identity) for identity in target.identities]
         self.shared = {
             peer
@@ -75,23 +79,48 @@ class HonchoErasure:
         return message.peer_id in self.peers and message.peer_id not in self.shared
 
     async def list_sessions(self) -> list[SpokenSession]:
+        """Return the sessions of this agent. In a workspace that several agents share, each agent's conversations are
+        its own to leave, and so are their sessions to delete.
+        """
         found = []
         for name in await self.memory.list_session_names():
             said = await self.client.list_messages(name)
-            own = [it for it in said if self.is_own(it)]
-            keys = {it.metadata.get("everhold") for it in own} | set(self.target.keys)
-            others = [it for it in said if not self.is_own(it) and it.metadata.get("everhold") not in keys]
-            speaking = any(it.peer_id != self._agent_peer for it in others)
-            found.append(SpokenSession(name, own, others, speaking))
+            if not said or not all(map(self._is_of_another_agent, said)):
+                found.append(self._divide_session(name, said))
         return found
+
+    def _divide_session(self, name: str, said: Sequence[Any]) -> SpokenSession:
+        """Divide the messages of a session into those that go and those that stay."""
+        personal = [it for it in said if self.is_own(it) and not self._is_of_another_agent(it)]
+        own = [it for it in personal if self._is_taken(it)]
+        keys = {it.metadata.get("everhold") for it in own} | set(self.target.keys)
+        own_ids, personal_ids = {it.id for it in own}, {it.id for it in personal}
+        others = [
+            it
+            for it in said
+            if it.id not in own_ids and (self._is_of_another_agent(it) or it.metadata.get("everhold") not in keys)
+        ]
+        speaking = any(it.peer_id != self._agent_peer and it.id not in personal_ids for it in others)
+        return SpokenSession(name, own, others, speaking, len(own) < len(personal))
+
+    def _is_of_another_agent(self, message: Any) -> bool:
+        return bool(message.metadata.get("everhold_agent", self.memory.agent) != self.memory.agent)
+
+    def _is_taken(self, message: Any) -> bool:
+        # everhold stores its own time as Honcho's
+        return self.scope.takes_item(str(message.metadata.get("everhold", "")), at=read_time(message.created_at))
 
     async def list_conclusions(self, spoken: Sequence[SpokenSession]) -> tuple[list[Any], int]:
         """Return the conclusions about the person, and how many under a shared peer cannot be assigned. There only the
         session shows whom a conclusion is about, and only if one person spoke there.
         """
         drawn: list[Any] = []
+        going = {it.name for it in spoken if it.own and not it.has_other_speakers and not it.has_returned}
         for peer in self.peers:
-            drawn += await self.client.list_conclusions({"observed_id": peer})
+            for one in await self.client.list_conclusions({"observed_id": peer}):
+                # a conclusion has no key, and may be drawn from old words later
+                if one.session_id in going or self.scope.takes_item("", stored_at=read_time(one.created_at)):
+                    drawn.append(one)
         alone_in = {it.name for it in spoken if it.own and not it.has_other_speakers}
         without = {it.name for it in spoken if it.has_other_speakers and not it.own}
         clear = [it for it in drawn if it.observed_id not in self.shared or it.session_id in alone_in]
@@ -150,11 +179,12 @@ class HonchoErasure:
         id, count = f"{SESSION}:{name}", len(session.own)
         what = f"{count} messages in a session"
         if session.has_other_speakers and not self.target.rebuild:
-            reason = f"other people speak in session {name}, and Honcho cannot delete single messages; {_REBUILD_HINT}"
+            whose = f"other people speak in session {name}, or the person speaks there to another agent"
+            reason = f"{whose}, and Honcho cannot delete single messages; {_REBUILD_HINT}"
             return _build_remainder(id, what, count, reason)
         if name not in moved:
             return ProviderDeletion(id=id, what=what, count=count, state=ErasureState.PLANNED, session=name)
-        if session.has_other_speakers:
+        if session.has_other_speakers or session.has_returned:
             await self._rebuild_session(session, moved[name])
         await self.client.delete_session(name)
         return ProviderDeletion(id=id, what=what, count=count, session=name)

@@ -18,6 +18,7 @@ from everhold.memories.mem0.backends import Mem0Backend, Mem0LocalBackend, Mem0P
 from everhold.memories.mem0.tools import build_tools
 from everhold.memories.remote import (
     REMOTE_CAPABILITIES,
+    ErasureScope,
     build_states,
     check_health,
     compute_signature,
@@ -236,10 +237,12 @@ class Mem0Memory:
 
     async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         """Delete the memories of what the person said to the agent alone, and of erased items that others heard."""
+        scope = ErasureScope(target)
         mine = {
             str(it["id"]): it
             for identity in target.identities
             for it in await self._list_private_memories(identity, target.peers, target.shared_peers)
+            if _is_taken(it, scope)
         }
         where = {"everhold": list(target.keys)}
         for audience in target.audiences if target.keys else ():
@@ -266,7 +269,7 @@ class Mem0Memory:
         return found
 
     async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
-        """Read back by id and by search."""
+        """Read back by id, by list and by search."""
         left: dict[str, bool] = {}
         for it in deletions:
             kind, ids = split_deletion_id(it.id)
@@ -274,10 +277,10 @@ class Mem0Memory:
                 left[it.id] = bool(await self.backend.count_history(ids))
                 continue
             user, *ids = ids
-            found = [
-                str(it["id"]) for it in await self.backend.search(SEARCH_PROBE_TEXT, user=user, marks={}, limit=100)
-            ]
-            left[it.id] = any([await self.backend.get(id) for id in ids]) or not set(found).isdisjoint(ids)
+            listed = await self.backend.list_memories(user, {})
+            found = await self.backend.search(SEARCH_PROBE_TEXT, user=user, marks={}, limit=100)
+            seen = {str(it["id"]) for it in (*listed, *found)}
+            left[it.id] = any([await self.backend.get(id) for id in ids]) or not seen.isdisjoint(ids)
         return build_states(left)
 
     def _get_user(self, memory: Mapping[str, Any]) -> str:
@@ -328,6 +331,12 @@ class Mem0Memory:
     def _expand_user(self, who: str, *, is_person: bool) -> tuple[str, ...]:
         template = fill_agent_name(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
         return expand_template(template, agent=self.agent, who=who, is_person=is_person)
+
+
+def _is_taken(memory: Mapping[str, Any], scope: ErasureScope) -> bool:
+    about = _get_metadata(memory)
+    at = float(about.get("everhold_at") or 0.0)
+    return scope.takes_item(str(about.get("everhold", "")), at=at, stored_at=read_time(memory.get("created_at")))
 
 
 def _name_inferred() -> ProviderDeletion:

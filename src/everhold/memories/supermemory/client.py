@@ -106,19 +106,25 @@ class SupermemoryClient:
 
     async def list_documents(self, ns: str, where: Mapping[str, str]) -> list[Any]:
         """List the documents of a namespace whose metadata has these values."""
+        return await self._list_all(ns, "documents", **({"filter": build_filter(where)} if where else {}))
+
+    async def list_memories(self, ns: str) -> list[Any]:
+        """List what Supermemory has learned from the documents of a namespace, without what it shows no more."""
+        return [it for it in await self._list_all(ns, "memories") if not it.is_forgotten]
+
+    async def _list_all(self, ns: str, kind: str, **options: Any) -> list[Any]:
         found: list[Any] = []
         page = 1
-        options: dict[str, Any] = {"filter": build_filter(where)} if where else {}
         while True:
             number = page
             try:
                 answer = await self.call(
-                    "listing documents",
-                    lambda sdk, number=number: sdk.list(ns, "documents", page=number, limit=PAGE_SIZE, **options),
+                    f"listing {kind}",
+                    lambda sdk, number=number: sdk.list(ns, kind, page=number, limit=PAGE_SIZE, **options),
                 )
             except SupermemoryNotFound:
                 return found
-            some = list(answer.documents or ()) if answer is not None else []
+            some = list(getattr(answer, kind) or ()) if answer is not None else []
             found += some
             if len(some) < PAGE_SIZE:
                 return found

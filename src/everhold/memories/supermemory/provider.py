@@ -17,15 +17,12 @@ from everhold.core.peers import MAX_PEERS, PeerRule
 from everhold.errors import InDoubt, Transient
 from everhold.memories.remote import (
     REMOTE_CAPABILITIES,
-    build_states,
     check_health,
     compute_signature,
-    make_deletion_id,
     make_metadata,
     make_text,
     read_hit,
     read_time,
-    split_deletion_id,
     store_each,
 )
 from everhold.memories.scope import (
@@ -36,17 +33,16 @@ from everhold.memories.scope import (
     get_present,
     is_only_for,
     list_audiences,
-    list_peer_choices,
     list_present_names,
     make_document_id,
     name_audience,
 )
 from everhold.memories.settings import fill_agent_name
 from everhold.memories.supermemory.client import SupermemoryClient, SupermemoryNotFound, build_filter
+from everhold.memories.supermemory.erasure import SupermemoryErasure, confirm_deletions
 from everhold.memories.supermemory.tools import build_tools
 from everhold.ports.log import EventLogger
 from everhold.ports.memory import (
-    SEARCH_PROBE_TEXT,
     ErasureState,
     ErasureTarget,
     MemoryBatch,
@@ -115,11 +111,11 @@ class SupermemoryMemory:
         deleted_ids: dict[str, list[str]] = {}
         if isinstance(item, MemoryRetraction):
             for key in item.keys:
-                for ns in self._list_namespaces(batch.heard_by.get(key, ()), batch.peers_of.get(key, {})):
+                for ns in self.list_namespaces(batch.heard_by.get(key, ()), batch.peers_of.get(key, {})):
                     deleted_ids.setdefault(ns, []).append(make_document_id(key))
         elif isinstance(item, MemoryNote) and item.action != "add":
             known = batch.peers_of.get(item.supersedes) or batch.peers_of.get(item.fact) or {}
-            spaces = [ns for peers in (item.peers, known) for ns in self._list_namespaces(item.stamp.audience, peers)]
+            spaces = [ns for peers in (item.peers, known) for ns in self.list_namespaces(item.stamp.audience, peers)]
             for ns in dict.fromkeys(spaces):
                 if item.supersedes:
                     deleted_ids[ns] = [make_document_id(item.supersedes)]
@@ -145,7 +141,7 @@ class SupermemoryMemory:
             if document is not None and not isinstance(item, MemoryRetraction):
                 found = [
                     await self.client.get_document(ns, document["id"])
-                    for ns in self._list_namespaces(item.stamp.audience, item.peers)
+                    for ns in self.list_namespaces(item.stamp.audience, item.peers)
                 ]
                 here = any(one is not None and one.system.status != "failed" for one in found)
             if here and not left:
@@ -158,7 +154,7 @@ class SupermemoryMemory:
             if isinstance(item, MemoryRetraction):
                 continue
             document = make_document_id(item.key)
-            for ns in self._list_namespaces(item.stamp.audience, item.peers):
+            for ns in self.list_namespaces(item.stamp.audience, item.peers):
                 await self.client.delete_documents(ns, [document])
                 if await self.client.get_document(ns, document) is not None:
                     left.append(item.key)
@@ -171,7 +167,7 @@ class SupermemoryMemory:
             return ()
         present, found, ids = get_present(query), [], set[str]()
         for ns, marks, since in self._list_questions(query):
-            for one in await self._search_namespace(ns, query, marks):
+            for one in await self.search_namespace(ns, query.text.strip(), marks, limit=query.limit):
                 heard = not marks or can_hear(present, one.metadata or {}, _get_time(one))
                 if heard and one.id not in ids and self._can_hear(one, query, since=since):
                     ids.add(one.id)
@@ -191,8 +187,8 @@ class SupermemoryMemory:
                 asked.setdefault((place[0], " ".join(place[1])), (*place, since))
         return list(asked.values())[:MAX_PEERS]
 
-    async def _search_namespace(
-        self, ns: str, query: MemoryQuery, marks: Mapping[str, str], *, threshold: float | None = None
+    async def search_namespace(
+        self, ns: str, text: str, marks: Mapping[str, str], *, limit: int, threshold: float | None = None
     ) -> Sequence[Any]:
         options: dict[str, Any] = {"filter": build_filter(marks)} if marks else {}
         try:
@@ -200,9 +196,9 @@ class SupermemoryMemory:
                 "searching",
                 lambda sdk: sdk.search(
                     ns,
-                    query=query.text.strip(),
+                    query=text,
                     search_mode=self.settings.search_mode,
-                    limit=max(1, min(100, query.limit)),
+                    limit=max(1, min(100, limit)),
                     threshold=self.settings.threshold if threshold is None else threshold,
                     **options,
                 ),
@@ -226,87 +222,53 @@ class SupermemoryMemory:
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
+    @property
+    def has_profiles(self) -> bool:
+        """Whether there is a profile that could be shown. A namespace that several people share has none."""
+        return "{person}" in self.settings.namespace
+
+    async def read_profile(self, ns: str) -> list[str]:
+        """Return what Supermemory knows about the person of a namespace."""
+        try:
+            answer = await self.client.call("reading the profile", lambda sdk: sdk.profile(ns))
+        except SupermemoryNotFound:
+            return []
+        profile = answer.profile if answer is not None else None
+        known = [*(profile.static or ()), *(profile.dynamic or ())] if profile is not None else []
+        return [str(fact.memory) for fact in known if fact.memory]
+
     # -- other capabilities ------------------------------------------------------------------------------------------
 
     def tools(self) -> Sequence[Tool]:
         return build_tools(self)
 
     async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
-        """Delete the documents of what the person said to the agent alone, and of erased items that others heard."""
-        found: list[ProviderDeletion] = []
-        for identity in target.identities:
-            for ns, is_private in self._list_own_namespaces(identity, target.peers, target.shared_peers).items():
-                found += await self._delete_own(ns, identity, is_private=is_private)
-        erased = [make_document_id(key) for key in target.keys]
-        namespaces = (
-            ns
-            for audience in target.audiences
-            for peers in list_peer_choices(audience, target.peers_of)
-            for ns in self._list_namespaces(audience, peers)
-        )
-        for ns in dict.fromkeys(namespaces):
-            there = [id for id in erased if await self.client.get_document(ns, id) is not None]
-            refused = await self.client.delete_documents(ns, there)
-            found += [_build_document_deletion(ns, id, refused.get(id, "")) for id in there]
-        return found
-
-    async def _delete_own(self, ns: str, identity: str, *, is_private: bool) -> list[ProviderDeletion]:
-        mine = await self._list_own_documents(ns, identity, is_private=is_private)
-        if not mine:
-            return []
-        refused = await self.client.delete_documents(ns, [it.id for it in mine])
-        return [
-            ProviderDeletion(
-                id=make_deletion_id("documents" if is_private else "marked", ns, identity),
-                what=f"{len(mine)} documents in namespace {ns}",
-                count=len(mine),
-                upto=max(_get_created(it) for it in mine),
-            ),
-            *(_build_document_deletion(ns, id, reason) for id, reason in refused.items()),
-        ]
+        return await SupermemoryErasure(self, target).ask()
 
     async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
-        left: dict[str, bool] = {}
-        for it in deletions:
-            kind, (ns, name) = split_deletion_id(it.id)
-            if kind == "document":
-                left[it.id] = await self.client.get_document(ns, name) is not None
-            else:
-                left[it.id] = await self._are_documents_left(ns, name, it.upto, is_private=kind == "documents")
-        return build_states(left)
-
-    async def _are_documents_left(self, ns: str, identity: str, upto: float, *, is_private: bool) -> bool:
-        listed = await self._list_own_documents(ns, identity, is_private=is_private)
-        audience = (f"person:{identity}",)
-        query = MemoryQuery(
-            text=SEARCH_PROBE_TEXT, agent=self.agent, session="", name="", audience=audience, person=identity, limit=100
-        )
-        marks = {} if is_private else build_audience_marks(audience)
-        found = await self._search_namespace(ns, query, marks, threshold=0.0)
-        hits = [it for it in found if it.metadata and is_only_for(audience, it.metadata)]
-        return any(_get_created(it) <= upto for it in (*listed, *hits))
+        return await confirm_deletions(self, deletions)
 
     async def export(
         self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
     ) -> AsyncIterator[MemoryHit]:
-        for ns, is_private in self._list_own_namespaces(person, peers, shared_peers).items():
-            for listed in await self._list_own_documents(ns, person, is_private=is_private):
+        for ns, is_private in self.list_own_namespaces(person, peers, shared_peers).items():
+            for listed in await self.list_own_documents(ns, person, is_private=is_private):
                 document = await self.client.get_document(ns, listed.id)
                 if document is not None:
                     hit = read_hit(document.content or "", document.metadata or {}, person=person)
                     yield msgspec.structs.replace(hit, person=person)
 
-    def _list_own_namespaces(self, person: str, peers: Sequence[str], shared_peers: Sequence[str]) -> dict[str, bool]:
+    def list_own_namespaces(self, person: str, peers: Sequence[str], shared_peers: Sequence[str]) -> dict[str, bool]:
         """Return namespace -> whether it is this person's alone, for what they said to the agent alone."""
         audience, found = (f"person:{person}",), dict[str, bool]()
         for peer in dict.fromkeys((person, *peers, *shared_peers)):
-            ns, *before = self._list_namespaces(audience, {person: peer})
+            ns, *before = self.list_namespaces(audience, {person: peer})
             found.setdefault(ns, "{person}" in self.settings.namespace and peer not in shared_peers)
             for shared in before:
                 found.setdefault(shared, False)
         return found
 
-    async def _list_own_documents(self, ns: str, person: str, *, is_private: bool) -> list[Any]:
+    async def list_own_documents(self, ns: str, person: str, *, is_private: bool) -> list[Any]:
         """Return the documents of what a person said to the agent alone. In a namespace that is not theirs alone, only
         the marks tell.
         """
@@ -327,9 +289,9 @@ class SupermemoryMemory:
 
     def get_namespace(self, audience: Sequence[str], peers: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the namespace of an audience."""
-        return self._list_namespaces(audience, peers)[0]
+        return self.list_namespaces(audience, peers)[0]
 
-    def _list_namespaces(
+    def list_namespaces(
         self, audience: Sequence[str], peers: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[str, ...]:
         """Return the namespace of an audience, then the namespace that early versions used, which others may share."""
@@ -358,21 +320,6 @@ class SupermemoryMemory:
             "dreaming": self.settings.dreaming,
             **({"date": datetime.fromtimestamp(item.at, UTC).isoformat()} if item.at else {}),
         }
-
-
-def _build_document_deletion(ns: str, document: str, refusal: str) -> ProviderDeletion:
-    """Return the deletion of one document. A refusal is unconfirmed at once."""
-    return ProviderDeletion(
-        id=make_deletion_id("document", ns, document),
-        what=f"a document in namespace {ns}",
-        count=1,
-        state=ErasureState.UNCONFIRMED if refusal else ErasureState.ASKED,
-        reason=f"Supermemory refused: {refusal}" if refusal else "",
-    )
-
-
-def _get_created(result: Any) -> float:
-    return read_time(result.system.created_at or result.system.updated_at) if result.system else 0.0
 
 
 def _get_time(result: Any) -> float:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold.core.entries import Noted
 from everhold.core.roles import ToolAccess
 from everhold.memories.remote import search_for_tool
-from everhold.memories.supermemory.client import SupermemoryNotFound
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
@@ -27,8 +26,7 @@ def build_tools(memory: SupermemoryMemory) -> Sequence[Tool]:
         SupermemoryTool(memory, "supermemory_store", "Store something for later.", "content", _run_store),
         SupermemoryTool(memory, "supermemory_search", "Search what was said and stored earlier.", "query", _run_search),
     ]
-    if "{person}" in memory.settings.namespace:
-        # A profile belongs to a namespace. A namespace that several people share has no profile that could be shown.
+    if memory.has_profiles:
         about = "Show what is known about the person you are talking to."
         tools.append(SupermemoryTool(memory, "supermemory_profile", about, "", _run_profile))
     return tools
@@ -81,13 +79,5 @@ async def _run_search(memory: SupermemoryMemory, given: str, context: ToolContex
 
 
 async def _run_profile(memory: SupermemoryMemory, given: str, context: ToolContext) -> ToolResult:
-    lines: list[str] = []
-    for ns in memory.list_present_namespaces(context):
-        try:
-            answer = await memory.client.call("reading the profile", lambda sdk, ns=ns: sdk.profile(ns))
-        except SupermemoryNotFound:
-            continue
-        profile = answer.profile if answer is not None else None
-        known = [*(profile.static or ()), *(profile.dynamic or ())] if profile is not None else []
-        lines += [str(fact.memory) for fact in known if fact.memory]
+    lines = [line for ns in memory.list_present_namespaces(context) for line in await memory.read_profile(ns)]
     return ToolResult(text="\n".join(dict.fromkeys(lines)) or "Nothing is known yet.")

@@ -32,6 +32,8 @@ class HindsightServiceState:
     """Ids of documents in the order they were written; rewritten documents again."""
     loose: int = 0
     """Documents that came without an id."""
+    observations: list[Row] = field(default_factory=list)
+    """What was consolidated of several documents: `bank`, `text`, `tags`, `at`. It has no document."""
     llm_requests: list[Row] = field(default_factory=list)
     """The requests to the language model. Nothing deletes them."""
 
@@ -195,10 +197,18 @@ class HindsightService(LoopbackService):
     # -- queries -----------------------------------------------------------------------------------------------------
 
     def recall(self, call: ServiceRequest, bank: str) -> Row:
+        known = [{**row, "type": "world"} for row in self._find_documents(bank)]
+        known += [
+            {**row, "id": None, "metadata": {}, "type": "observation"}
+            for row in self.state.observations
+            if row["bank"] == bank
+        ]
+        wanted = call.json.get("types") or ("world", "experience", "observation")
         rows = [
             row
-            for row in self._find_documents(bank)
-            if _has_matching_tags(row["tags"], call.json.get("tags"), call.json.get("tags_match"))
+            for row in known
+            if row["type"] in wanted
+            and _has_matching_tags(row["tags"], call.json.get("tags"), call.json.get("tags_match"))
             and all(
                 _has_matching_tags(row["tags"], it["tags"], it["match"]) for it in call.json.get("tag_groups") or ()
             )
@@ -209,7 +219,7 @@ class HindsightService(LoopbackService):
                 {
                     "id": hashlib.sha256(row["text"].encode()).hexdigest()[:16],
                     "text": row["text"],
-                    "type": "world",
+                    "type": row["type"],
                     "document_id": row["id"],
                     "tags": row["tags"],
                     "metadata": row["metadata"],

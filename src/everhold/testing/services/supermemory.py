@@ -22,6 +22,8 @@ class SupermemoryServiceState:
     """What the service stores."""
 
     documents: dict[tuple[str, str], Row] = field(default_factory=dict)
+    learned: dict[tuple[str, str], Row] = field(default_factory=dict)
+    """What was learned from deleted documents, if `keeps_learned`."""
     forgotten: set[tuple[str, str]] = field(default_factory=set)
     writes: list[str] = field(default_factory=list)
     """Ids of documents in the order they changed."""
@@ -50,6 +52,8 @@ class SupermemoryService(LoopbackService):
         self.state = SupermemoryServiceState()
         self.holds_documents = False
         self.failures_left = 0
+        self.keeps_learned = False
+        """Whether searches, lists and the profile show what was learned from a document after it was deleted."""
         self.undeletable: set[str] = set()
         """Documents whose deletion is refused, in an answer with status 200."""
 
@@ -121,10 +125,12 @@ class SupermemoryService(LoopbackService):
         for id_ in call.json["ids"]:
             if id_ in self.undeletable:
                 errors.append({"id": id_, "error": "Document is being processed"})
-            elif self.state.documents.pop((ns, id_), None) is None:
+            elif (row := self.state.documents.pop((ns, id_), None)) is None:
                 errors.append({"id": id_, "error": "Document not found"})
             else:
                 count += 1
+                if self.keeps_learned:
+                    self.state.learned[ns, id_] = row
         return {"count": count, "errors": errors}
 
     def _find_document(self, ns: str, document: str) -> Row:
@@ -136,7 +142,7 @@ class SupermemoryService(LoopbackService):
     # -- queries -----------------------------------------------------------------------------------------------------
 
     def search(self, call: ServiceRequest, ns: str) -> Row:
-        rows = [row for row in self._find_documents(ns, call.json.get("filter")) if row["status"] == "done"]
+        rows = [row for row in self._find_learned(ns, call.json.get("filter")) if row["status"] == "done"]
         scored = sorted(
             ((score_overlap(call.json["query"], row["content"]), row) for row in rows), key=lambda it: -it[0]
         )
@@ -157,18 +163,19 @@ class SupermemoryService(LoopbackService):
         return {"results": results[: call.json.get("limit") or 10], "searchTime": 1}
 
     def profile(self, call: ServiceRequest, ns: str) -> Row:
-        known = [{"memory": row["content"], "metadata": row["metadata"]} for row in self._find_documents(ns, None)]
+        known = [{"memory": row["content"], "metadata": row["metadata"]} for row in self._find_learned(ns, None)]
         return {"profile": {"static": [], "dynamic": known[-5:], "buckets": {}}}
 
     def list_all(self, call: ServiceRequest, ns: str, kind: str) -> Row:
-        rows = self._find_documents(ns, (call.json or {}).get("filter"))
+        find = self._find_documents if kind == "documents" else self._find_learned
+        rows = find(ns, (call.json or {}).get("filter"))
         page, limit = int(call.query.get("page", "1")), int(call.query.get("limit", "20"))
-        some = [_describe_document(row) for row in rows[(page - 1) * limit : page * limit]]
+        some = rows[(page - 1) * limit : page * limit]
         pages = -(-len(rows) // limit)
         return {
-            "documents": some if kind == "documents" else [],
+            "documents": [_describe_document(row) for row in some] if kind == "documents" else [],
             "chunks": [],
-            "memories": [],
+            "memories": [_describe_memory(row) for row in some] if kind == "memories" else [],
             "pagination": {"currentPage": page, "limit": limit, "totalItems": len(rows), "totalPages": pages},
         }
 
@@ -187,6 +194,15 @@ class SupermemoryService(LoopbackService):
             if where == ns and (ns, id_) not in self.state.forgotten and _matches_filter(row["metadata"], filter_)
         ]
 
+    def _find_learned(self, ns: str, filter_: Any) -> list[Row]:
+        """Return what a search, the profile and the list of memories show: of documents, and what outlives them."""
+        late = [
+            row
+            for (where, _), row in self.state.learned.items()
+            if where == ns and _matches_filter(row["metadata"], filter_)
+        ]
+        return [*self._find_documents(ns, filter_), *late]
+
     def make_unauthorised_reply(self) -> ServiceReply:
         return ServiceReply({"error": "Unauthorized"}, 401)
 
@@ -194,6 +210,20 @@ class SupermemoryService(LoopbackService):
 def _describe_document(row: Row) -> Row:
     system = {"status": row["status"], "dreamingStatus": "done", "createdAt": row["at"], "updatedAt": row["at"]}
     return {"id": row["id"], "type": "text", "metadata": row["metadata"], "system": system}
+
+
+def _describe_memory(row: Row) -> Row:
+    return {
+        "id": f"mem_{row['id']}",
+        "memory": row["content"],
+        "metadata": row["metadata"],
+        "isStatic": False,
+        "isInference": False,
+        "isLatest": True,
+        "isForgotten": False,
+        "version": 1,
+        "system": {"createdAt": row["at"], "updatedAt": row["at"]},
+    }
 
 
 def _matches_filter(metadata: Mapping[str, Any], expression: Any) -> bool:

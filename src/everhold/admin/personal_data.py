@@ -1,0 +1,265 @@
+"""Finds and erases what this home has of a person: entries, recall records, attachments, state records, links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.admin.sessions import SessionAdmin
+from everhold.core import forgetting
+from everhold.core.attachments import list_incoming_attachments
+from everhold.core.entries import EntryKind, Thought
+from everhold.core.erasure import ErasureMoment
+from everhold.core.people import PeoplePlanner
+from everhold.core.recall import RecallRecord, RecallTrace
+from everhold.core.schedule import Schedule
+from everhold.engine.recall_records import RecallRecords
+from everhold.engine.state_updates import update_people, update_state_record
+from everhold.ports.store import Change, Session, StateNamespace, StateRecord, Step
+
+MAX_ROUNDS: Final = 5
+"""How often the log is searched again for entries that were added during the forgetting."""
+_PERSONAL_NAMESPACES: Final = (
+    StateNamespace.PAIRING_REQUEST,
+    StateNamespace.PAIRING_GRANT,
+    StateNamespace.PAIRING_ATTEMPTS,
+    StateNamespace.IDENTITY_LINK,
+    StateNamespace.DM_OWNER,
+    StateNamespace.HELD_MESSAGE,
+    StateNamespace.QUOTA,
+)
+"""State records that belong to one identity and may contain a display name."""
+
+
+class SessionErasure(Struct, frozen=True, kw_only=True):
+    """The entries of one session that would be, or were, erased."""
+
+    session: str
+    agent: str
+    seqs: tuple[int, ...]
+    alone: bool
+    repeated: int
+    """Entries for other people that contain words which only this person used."""
+    blobs: tuple[str, ...] = ()
+    """The attachments of these entries."""
+
+
+class PersonalData:
+    """What the log and the state records of one home have of people. `upto` is the moment at which a forgetting began:
+    what is later is of somebody who came back.
+    """
+
+    def __init__(self, control: SessionAdmin) -> None:
+        self.control = control
+        self.gates = control.gates
+        self.store = control.store
+
+    # -- the log -------------------------------------------------------------------------------------------------------
+
+    async def list_parts(self, names: tuple[str, ...], *, upto: ErasureMoment) -> list[SessionErasure]:
+        """The person's entries in each session that are not erased yet."""
+        others: set[str] = set()
+        concerned: list[Session] = []
+        async for session in self.iterate_sessions():
+            entries = await self.store.list_entries(session.id)
+            others |= forgetting.collect_words_of_others(entries, names)
+            if any(forgetting.is_spoken_by(entry, names) for entry in entries):
+                concerned.append(session)
+            await asyncio.sleep(0)
+        found = []
+        for session in concerned:
+            entries = forgetting.select_past_entries(await self.store.list_entries(session.id), upto.pos)
+            part = forgetting.select_personal_entries(entries, names, others=others)
+            if part.seqs:
+                found.append(
+                    SessionErasure(
+                        session=session.id,
+                        agent=session.agent,
+                        seqs=part.seqs,
+                        alone=part.sole_speaker,
+                        repeated=len(part.repeated),
+                        blobs=tuple(
+                            attachment.blob
+                            for entry in entries
+                            if entry.seq in part.seqs
+                            for attachment in list_incoming_attachments(entry)
+                        ),
+                    )
+                )
+            await asyncio.sleep(0)
+        return found
+
+    async def list_audiences(self, parts: Collection[SessionErasure]) -> list[tuple[str, ...]]:
+        """Everybody who could read these entries."""
+        found = []
+        for part in parts:
+            for entry in await self.store.list_entries(part.session):
+                stamp = forgetting.get_stamp(entry)
+                if entry.seq in part.seqs and stamp is not None and stamp.audience:
+                    found.append(tuple(stamp.audience))
+        return list(dict.fromkeys(found))
+
+    async def erase_entries(
+        self, names: tuple[str, ...], *, upto: ErasureMoment, by: str
+    ) -> tuple[list[SessionErasure], int]:
+        """Erase the person's entries, with their recall records and attachments. Return the erased entries and the
+        number of recall records.
+        """
+        erased: list[SessionErasure] = []
+        records = RecallRecords(self.store)
+        for _ in range(MAX_ROUNDS):
+            found = await self.list_parts(names, upto=upto)
+            if not found:
+                break
+            for part in found:
+                why = "a person was forgotten"
+                await self.control.erase_entries(part.session, part.seqs, by=by, why=why, records=records)
+            erased += found
+        recalls = await self.find_recall_blobs(names, erased, upto=upto)
+        blobs = await self._find_unshared({blob for part in erased for blob in part.blobs})
+        if recalls or blobs:
+            now = self.gates.clock.now()
+            await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*recalls, *blobs)))
+        return erased, len(recalls)
+
+    async def find_recall_blobs(
+        self, names: Collection[str], parts: Collection[SessionErasure], *, upto: ErasureMoment
+    ) -> list[str]:
+        """The blobs of recall records, in any session, that contain something of the person. A turn that runs now may
+        add one later.
+        """
+        places = {(part.session, seq) for part in parts for seq in part.seqs}
+        found: list[str] = []
+        async for session in self.iterate_sessions():
+            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.THOUGHT,)):
+                if not isinstance(entry.body, Thought) or not entry.body.why:
+                    continue
+                blob = await self.store.get_blob(entry.body.why)
+                why = msgspec.json.decode(blob, type=RecallRecord) if blob else None
+                if why is None:
+                    continue
+                if entry.pos <= upto.pos:
+                    is_personal = _is_about_person(why, names, places)
+                else:
+                    is_personal = await self._shows_erased(why, names, places, upto=upto)
+                if is_personal:
+                    blobs = (entry.body.why, entry.body.recall)
+                    found += [digest for digest in blobs if digest and await self.store.get_blob(digest)]
+            await asyncio.sleep(0)
+        return list(dict.fromkeys(found))
+
+    async def _shows_erased(
+        self, why: RecallRecord, names: Collection[str], places: Collection[tuple[str, int]], *, upto: ErasureMoment
+    ) -> bool:
+        """Whether a later recall still showed something that was erased."""
+        traces = _list_traces(why)
+        cited = await self.store.get_cited_entries({(it.session, it.seq) for it in traces if it.session and it.seq})
+        gone = {place for place, it in cited.items() if it.entry.body is None}
+        return any(
+            (it.session, it.seq) in places
+            or (it.session, it.seq) in gone
+            or (not it.session and it.person in names and it.at <= upto.at)
+            for it in traces
+        )
+
+    async def _find_unshared(self, blobs: set[str]) -> set[str]:
+        """The attachments that no other entry contains."""
+        if not blobs:
+            return blobs
+        async for session in self.iterate_sessions():
+            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.HEARD, EntryKind.RETURNED)):
+                blobs -= {attachment.blob for attachment in list_incoming_attachments(entry)}
+        return blobs
+
+    async def list_sessions_of(self, names: Collection[str]) -> list[Session]:
+        """The sessions in which the person spoke. An erased entry still has its author."""
+        found = []
+        async for session in self.iterate_sessions():
+            entries = await self.store.list_entries(session.id)
+            if any(forgetting.is_spoken_by(entry, names) for entry in entries):
+                found.append(session)
+            await asyncio.sleep(0)
+        return found
+
+    async def iterate_sessions(self) -> AsyncIterator[Session]:
+        after = ""
+        while page := await self.store.list_sessions(limit=500, after=after):
+            for session in page:
+                yield session
+            after = page[-1].id
+
+    # -- outside of the log --------------------------------------------------------------------------------------------
+
+    async def remove_records(self, names: Collection[str], *, upto: ErasureMoment) -> int:
+        """Delete what is stored about the person outside of the log. Return the number of records."""
+        found = await self.list_records(names, upto=upto)
+        for kept in (*await self.list_schedules(names, upto=upto), *found):
+            # delete it even if it is rewritten at this moment
+            await update_state_record(
+                self.store,
+                kept.namespace,
+                kept.key,
+                scope=kept.scope,
+                at=self.gates.clock.now(),
+                decide=lambda _: None,
+                step=Step.ERASE,
+            )
+        await self._forget_identities(names, upto=upto)
+        return len(found)
+
+    async def list_schedules(self, names: Collection[str], *, upto: ErasureMoment) -> list[StateRecord]:
+        """The state records of the schedules that the person made by then."""
+        found = []
+        for kept in await self.store.list_state_records(StateNamespace.SCHEDULE):
+            schedule = msgspec.json.decode(kept.value, type=Schedule)
+            if schedule.made <= upto.at and forgetting.is_scheduled_by(schedule, names):
+                found.append(kept)
+        return found
+
+    async def list_records(self, names: Collection[str], *, upto: ErasureMoment) -> list[StateRecord]:
+        """The pairing requests and grants, link offers and owners of direct chats of these identities."""
+        found = []
+        for namespace in _PERSONAL_NAMESPACES:
+            for kept in await self.store.list_state_records(namespace):
+                if forgetting.is_record_of(kept, names) and forgetting.read_record_time(kept) <= upto.at:
+                    found.append(kept)
+        return found
+
+    async def _forget_identities(self, names: Collection[str], *, upto: ErasureMoment) -> None:
+        """Remove the label and the links of the person. An identity that speaks again is a new person."""
+
+        def plan(planner: PeoplePlanner) -> None:
+            for person in dict.fromkeys(
+                it.person for it in people.identities.values() if it.identity in names and it.at <= upto.at
+            ):
+                planner.forget_person(person)
+
+        people = await self.store.get_people()
+        if any(it.identity in names and it.at <= upto.at for it in people.identities.values()):
+            now = self.gates.clock.now()
+            await update_people(self.store, chance=self.gates.chance, at=now, by="operator", plan=plan)
+
+    async def list_former_identities(self, names: Collection[str]) -> tuple[str, ...]:
+        """Identities that once belonged to the same person, and do not any more."""
+        people = await self.store.get_people()
+        persons = {it.person for it in people.identities.values() if it.identity in names}
+        former: list[str] = []
+        after = 0
+        while page := await self.store.list_people_events(after=after):
+            former += [it.identity for it in page if it.person in persons and it.identity and it.identity not in names]
+            after = page[-1].n
+        return tuple(dict.fromkeys(former))
+
+
+def _is_about_person(why: RecallRecord, names: Collection[str], places: Collection[tuple[str, int]]) -> bool:
+    return any(one.person in names or (one.session, one.seq) in places for one in _list_traces(why)) or any(
+        f"person:{name}" in why.audience for name in names
+    )
+
+
+def _list_traces(why: RecallRecord) -> tuple[RecallTrace, ...]:
+    return (*why.facts, *why.shown, *why.left_out)
