@@ -22,16 +22,19 @@ from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools
+from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
 from everhold.core.roles import PersonRole
+from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import StoreError, StoreFull
+from everhold.infra.child_process import ChildProcesses
 from everhold.infra.home import Home
 from everhold.infra.home_lock import HomeLock
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
@@ -164,6 +167,8 @@ class GatewayApp:
             ("http", ""): PullPlatform("http"),
         }
         self.index = MemoryIndex(home.index, models=home.models)
+        self.children = ChildProcesses(home.path)
+        """Starts the programs that are not trusted."""
         self.plugin_tools = PluginTools(log=log, clock=self.clock, directory=home.path / "tools")
         self.agents = ConfiguredAgents(
             settings,
@@ -242,12 +247,16 @@ class GatewayApp:
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
         )
+        self.tool_pins = ToolPinRegistry(self.store, clock=self.clock, log=log)
         self.mcp = McpServers(
             environ=environ,
-            directory=home.path,
+            directory=home.path / "mcp",
+            children=self.children,
             log=log,
             keep=self.supervisor.keep_running,
             changed=lambda server: self.agents.invalidate(lambda agent: server in list_server_names(agent)),
+            review=self.tool_pins.review,
+            list_taken=self._list_taken_names,
         )
 
     def _build_admin(self, settings: Settings) -> None:
@@ -592,6 +601,16 @@ class GatewayApp:
 
     # -- callbacks ---------------------------------------------------------------------------------------------------
 
+    def _list_taken_names(self, settings: AgentSettings) -> frozenset[str]:
+        """The names that no tool server or plug-in gets: those of built-in tools and of the agent's memories."""
+        return RESERVED_TOOL_NAMES | frozenset(self.agents.memories.list_tools(settings.name))
+
+    async def confirm_tools(self, server: str, digest: str) -> dict[str, Any]:
+        """Offer the new and changed tools of a server, after the owner looked at them."""
+        done = await self.tool_pins.confirm(server, digest)
+        self.mcp.recheck(server)
+        return done
+
     def _build_tools(self, settings: AgentSettings) -> ToolCollection:
         found = ToolCollection(settings.tool_needs)
         if settings.send_to:
@@ -607,7 +626,7 @@ class GatewayApp:
         # What a server or a plug-in says about its tools gives them no rights.
         for name, server_tool in self.mcp.get_tools(settings).items():
             found.add(f"{MCP_PREFIX}{server_tool.server}", {name: server_tool}, least=PersonRole.MEMBER)
-        sections, taken = self.agents.settings.tools, tuple(found.tools)
+        sections, taken = self.agents.settings.tools, {*found.tools, *self._list_taken_names(settings)}
         for name, tool in self.plugin_tools.list_named_tools(settings, sections, taken=taken):
             found.add(name, {tool.spec.name: tool}, least=PersonRole.MEMBER)
         return found

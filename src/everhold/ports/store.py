@@ -255,6 +255,7 @@ class StateNamespace(StrEnum):
     REKEY = "rekey"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
+    TOOL_PINS = "tool_pins"
 
 
 class StateWrite(Struct, frozen=True, kw_only=True):
