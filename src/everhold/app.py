@@ -413,6 +413,8 @@ class GatewayApp:
                 pairing=self.admission.pairing,
                 people=self.admission.people,
                 schedules=self.schedules,
+                list_tools=self._list_tool_servers,
+                confirm_tools=self.confirm_tools,
                 whisper=self.admission.send_outside_session,
             ),
         )
@@ -477,6 +479,7 @@ class GatewayApp:
             "default_agent": settings.default_agent,
             "agents": [render_agent(agent, settings) for agent in settings.agents.values()],
             "problems": [render_problem(problem) for problem in self._list_problems()],
+            "risks": [render_problem(problem) for problem in self._list_risks()],
             "accounts": self.accounts.describe(),
             **self.admission.describe(),
             "restart": self._list_restart_settings(settings),
@@ -493,6 +496,10 @@ class GatewayApp:
             *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
         )
+
+    def _list_risks(self) -> tuple[ConfigProblem, ...]:
+        """What works as configured and is dangerous."""
+        return (*self.mcp.list_risks(), *self.agents.memories.list_risks())
 
     def _list_restart_settings(self, settings: Settings) -> list[str]:
         # the settings of HTTP do not matter to a process that does not serve it
@@ -604,6 +611,10 @@ class GatewayApp:
     def _list_taken_names(self, settings: AgentSettings) -> frozenset[str]:
         """The names that no tool server or plug-in gets: those of built-in tools and of the agent's memories."""
         return RESERVED_TOOL_NAMES | frozenset(self.agents.memories.list_tools(settings.name))
+
+    async def _list_tool_servers(self) -> list[dict[str, Any]]:
+        servers = self.agents.settings.mcp
+        return [found for found in await self.tool_pins.list_servers() if found["server"] in servers]
 
     async def confirm_tools(self, server: str, digest: str) -> dict[str, Any]:
         """Offer the new and changed tools of a server, after the owner looked at them."""

@@ -291,7 +291,8 @@ def build_bubblewrap_command(
         words += ["--ro-bind-try", path, path]
     for path in write:
         words += ["--bind", path, path]
-    return [*words, "--chdir", str(directory), "--", *command]
+    # the folders on the way to these paths are in a root of its own, which nothing may be written to
+    return [*words, "--remount-ro", "/", "--chdir", str(directory), "--", *command]
 
 
 def make_child_directory(directory: Path) -> Path:

@@ -179,6 +179,19 @@ class McpServers:
             *self._list_clash_problems(),
         ]
 
+    def list_risks(self) -> list[ConfigProblem]:
+        """Return what the settings of the servers allow that the owner should know."""
+        return [
+            ConfigProblem(
+                NO_SANDBOX_MEANING,
+                "remove `sandbox: none` if the server works without it",
+                path=("mcp", name),
+                fatal=False,
+            )
+            for name, server in self._servers.items()
+            if server.settings.command and server.settings.sandbox == "none"
+        ]
+
     def _list_clash_problems(self) -> list[ConfigProblem]:
         found: dict[tuple[str, str], str] = {}
         for agent in self._agents:
@@ -314,7 +327,7 @@ class McpServer:
         return self._client
 
     def list_problems(self) -> list[ConfigProblem]:
-        """Return why it, or some of its tools, cannot be used, and what its settings risk."""
+        """Return why it, or some of its tools, cannot be used."""
         found = []
         if self.reason:
             remedy = self.remedy or "everhold tries again; `everhold logs` shows more"
@@ -332,9 +345,6 @@ class McpServer:
                     f"look at them with `everhold tools`, then: everhold tools confirm {self.name} {digest}",
                 )
             )
-        if self.settings.command and self.settings.sandbox == "none":
-            remedy = "remove `sandbox: none` if the server works without it"
-            found.append(ConfigProblem(NO_SANDBOX_MEANING, remedy, path=("mcp", self.name), fatal=False))
         return found
 
     def request_liveness_check(self) -> None:
