@@ -183,6 +183,7 @@ class GatewayApp:
                 log=log,
                 clock=self.clock,
                 directory=home.path / "memories",
+                home=home.path,
                 own_factories={builtin.NAME: self._build_builtin_memory},
             ),
             wait_for_tools=lambda agent: self.mcp.get_startup_wait(agent),

@@ -66,6 +66,7 @@ class MemoryProviders:
         log: EventLogger,
         clock: Clock,
         directory: Path,
+        home: Path | None = None,
         own_factories: Mapping[str, Callable[[str], MemoryProvider]] | None = None,
         load: Callable[[str], PluginFactory[MemoryProvider]] = MEMORY_PLUGINS.load,
         has_no_memories: bool = False,
@@ -75,6 +76,7 @@ class MemoryProviders:
         self.log = log
         self.clock = clock
         self.directory = directory
+        self.home = home
         self.own_factories = own_factories or {}
         self.load = load
         self.has_no_memories = has_no_memories
@@ -257,6 +259,7 @@ class MemoryProviders:
             agent=agent,
             instance=instance,
             directory=directory,
+            home=self.home,
             log=self.log.bind(memory=instance, agent=agent),
             clock=self.clock,
             is_owner=self._is_owner,

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from everhold.errors import InvalidRequest
 
@@ -144,10 +144,12 @@ class SandboxMissing(InvalidRequest):
 class ChildProcesses:
     """Starts the children of one home, and knows which kinds of sandbox work on this machine."""
 
+    _working: ClassVar[set[tuple[SandboxKind, str]]] = set()
+    """Kinds that worked in a test of this process, with their program. Others are tested again, because bubblewrap may
+    be installed meanwhile."""
+
     def __init__(self, home: Path) -> None:
         self.home = home.resolve()
-        self._working: set[SandboxKind] = set()
-        """Kinds that worked in a test. Others are tested again, because bubblewrap may be installed meanwhile."""
         self._lock = asyncio.Lock()
 
     async def start(
@@ -163,11 +165,27 @@ class ChildProcesses:
         """Start a program in a directory of its own. Raises SandboxMissing if the sandbox does not work here,
         FileNotFoundError if there is no such program, and InvalidRequest if its paths would show the home.
         """
+        kind = await self.choose_kind(policy.sandbox)
+        return await self._start_in(
+            kind, command, directory=directory, environ=environ, policy=policy, also_read=also_read, limit=limit
+        )
+
+    async def _start_in(
+        self,
+        kind: SandboxKind,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        environ: Mapping[str, str],
+        policy: ChildPolicy,
+        also_read: Iterable[Path] = (),
+        limit: int,
+    ) -> asyncio.subprocess.Process:
         directory = await asyncio.to_thread(make_child_directory, directory)
         environ = {"HOME": str(directory), "TMPDIR": str(directory / "tmp"), **environ}
         found = find_program(command[0], environ)
         words = await self._wrap_command(
-            [found, *command[1:]], directory=directory, policy=policy, environ=environ, also_read=also_read
+            kind, [found, *command[1:]], directory=directory, policy=policy, environ=environ, also_read=also_read
         )
         return await asyncio.create_subprocess_exec(
             *words,
@@ -187,8 +205,9 @@ class ChildProcesses:
         kinds = (SandboxKind.BUBBLEWRAP, SandboxKind.LANDLOCK) if wanted is SandboxKind.AUTO else (wanted,)
         async with self._lock:
             for kind in kinds:
-                if kind in self._working or await self._is_working(kind):
-                    self._working.add(kind)
+                program = (shutil.which(BUBBLEWRAP) or "") if kind is SandboxKind.BUBBLEWRAP else ""
+                if (kind, program) in self._working or await self._is_working(kind):
+                    self._working.add((kind, program))
                     return kind
         named = " or ".join(kinds)
         raise SandboxMissing(
@@ -202,13 +221,11 @@ class ChildProcesses:
             return False
         with tempfile.TemporaryDirectory(prefix="everhold-sandbox-") as scratch:
             secret, directory = _make_secret(Path(scratch, "hidden")), Path(scratch, "own")
-            probe = ChildProcesses(secret.parent)
-            probe._working = {kind}
             words = (sys.executable, "-I", "-S", "-c", _PROBE_CODE, str(secret))
             environ = {"PATH": os.defpath}
             try:
-                process = await probe.start(
-                    words, directory=directory, environ=environ, policy=ChildPolicy(sandbox=kind), limit=1 << 16
+                process = await ChildProcesses(secret.parent)._start_in(
+                    kind, words, directory=directory, environ=environ, policy=ChildPolicy(), limit=1 << 16
                 )
             except OSError:
                 return False
@@ -223,6 +240,7 @@ class ChildProcesses:
 
     async def _wrap_command(
         self,
+        kind: SandboxKind,
         command: list[str],
         *,
         directory: Path,
@@ -230,7 +248,6 @@ class ChildProcesses:
         environ: Mapping[str, str],
         also_read: Iterable[Path],
     ) -> list[str]:
-        kind = await self.choose_kind(policy.sandbox)
         if not sys.platform.startswith("linux"):
             return command
         spec: dict[str, Any] = {"sandbox": kind, "network": policy.network, "gateway": os.getpid(), "command": command}
@@ -248,6 +265,11 @@ class ChildProcesses:
 
     def _check_paths(self, policy: ChildPolicy, directory: Path) -> None:
         """Refuse paths that would show the home. The child's own directory is part of it and may be shown."""
+        if self.home.is_relative_to(directory):
+            raise InvalidRequest(
+                f"it was not started, because its directory {directory} contains the home",
+                remedy="give it a directory of its own",
+            )
         for path in (*policy.read_paths, *policy.write_paths):
             real = path.resolve()
             if self.home.is_relative_to(real) or (
