@@ -22,17 +22,20 @@ from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools
+from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
 from everhold.core.quotas import compute_seconds_left
 from everhold.core.roles import PersonRole
+from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import StoreError, StoreFull
+from everhold.infra.child_process import ChildProcesses
 from everhold.infra.home import Home
 from everhold.infra.home_lock import HomeLock
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
@@ -167,6 +170,8 @@ class GatewayApp:
             ("http", ""): PullPlatform("http"),
         }
         self.index = MemoryIndex(home.index, models=home.models)
+        self.children = ChildProcesses(home.path)
+        """Starts the programs that are not trusted."""
         self.plugin_tools = PluginTools(log=log, clock=self.clock, directory=home.path / "tools")
         self.agents = ConfiguredAgents(
             settings,
@@ -181,6 +186,7 @@ class GatewayApp:
                 log=log,
                 clock=self.clock,
                 directory=home.path / "memories",
+                home=home.path,
                 own_factories={builtin.NAME: self._build_builtin_memory},
             ),
             wait_for_tools=lambda agent: self.mcp.get_startup_wait(agent),
@@ -275,12 +281,16 @@ class GatewayApp:
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
         )
+        self.tool_pins = ToolPinRegistry(self.store, clock=self.clock, log=log)
         self.mcp = McpServers(
             environ=environ,
-            directory=home.path,
+            directory=home.path / "mcp",
+            children=self.children,
             log=log,
             keep=self.supervisor.keep_running,
             changed=lambda server: self.agents.invalidate(lambda agent: server in list_server_names(agent)),
+            review=self.tool_pins.review,
+            list_taken=self._list_taken_names,
         )
 
     def _build_admin(self, settings: Settings) -> None:
@@ -439,6 +449,8 @@ class GatewayApp:
                 pairing=self.admission.pairing,
                 people=self.admission.people,
                 schedules=self.schedules,
+                list_tools=self._list_tool_servers,
+                confirm_tools=self.confirm_tools,
                 whisper=self.admission.send_outside_session,
             ),
         )
@@ -505,6 +517,7 @@ class GatewayApp:
             "default_agent": settings.default_agent,
             "agents": [render_agent(agent, settings) for agent in settings.agents.values()],
             "problems": [render_problem(problem) for problem in self._list_problems()],
+            "risks": [render_problem(problem) for problem in self._list_risks()],
             "accounts": self.accounts.describe(),
             **self.admission.describe(),
             "limited": self.quotas.describe(),
@@ -524,6 +537,10 @@ class GatewayApp:
             *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
         )
+
+    def _list_risks(self) -> tuple[ConfigProblem, ...]:
+        """What works as configured and is dangerous."""
+        return (*self.mcp.list_risks(), *self.agents.memories.list_risks())
 
     def _list_restart_settings(self, settings: Settings) -> list[str]:
         # the settings of HTTP do not matter to a process that does not serve it
@@ -632,6 +649,20 @@ class GatewayApp:
 
     # -- callbacks ---------------------------------------------------------------------------------------------------
 
+    def _list_taken_names(self, settings: AgentSettings) -> frozenset[str]:
+        """The names that no tool server or plug-in gets: those of built-in tools and of the agent's memories."""
+        return RESERVED_TOOL_NAMES | frozenset(self.agents.memories.list_tools(settings.name))
+
+    async def _list_tool_servers(self) -> list[dict[str, Any]]:
+        servers = self.agents.settings.mcp
+        return [found for found in await self.tool_pins.list_servers() if found["server"] in servers]
+
+    async def confirm_tools(self, server: str, digest: str) -> dict[str, Any]:
+        """Offer the new and changed tools of a server, after the owner looked at them."""
+        done = await self.tool_pins.confirm(server, digest)
+        self.mcp.recheck(server)
+        return done
+
     def _build_tools(self, settings: AgentSettings) -> ToolCollection:
         found = ToolCollection(settings.tool_needs)
         if settings.send_to:
@@ -647,7 +678,7 @@ class GatewayApp:
         # What a server or a plug-in says about its tools gives them no rights.
         for name, server_tool in self.mcp.get_tools(settings).items():
             found.add(f"{MCP_PREFIX}{server_tool.server}", {name: server_tool}, least=PersonRole.MEMBER)
-        sections, taken = self.agents.settings.tools, tuple(found.tools)
+        sections, taken = self.agents.settings.tools, {*found.tools, *self._list_taken_names(settings)}
         for name, tool in self.plugin_tools.list_named_tools(settings, sections, taken=taken):
             found.add(name, {tool.spec.name: tool}, least=PersonRole.MEMBER)
         return found

@@ -23,6 +23,7 @@ from everhold.core.exchange import build_exchange_key, build_note, build_retract
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount, digest_code
 from everhold.core.recall import RecallRecord
 from everhold.core.schedule import Schedule
+from everhold.core.tool_pins import ToolPins
 from everhold.engine.agent_runtime import list_turn_budgets
 from everhold.errors import Transient
 from everhold.hermes.importer.history import ImportProgress
@@ -49,6 +50,7 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.PAIRING_GRANT: PairingGrant,
     StateNamespace.PAIRING_ATTEMPTS: WrongCodeCount,
     StateNamespace.IDENTITY_LINK: IdentityLinkOffer,
+    StateNamespace.TOOL_PINS: ToolPins,
 }
 """The state records whose value is a JSON object. The others are plain text."""
 BLOBS: Final[dict[str, Any]] = {"recall": RecallRecord, "tools": tuple[ToolSpec, ...]}

@@ -24,8 +24,11 @@ TOOLS = [
     "news",
     "nonsense",
     "structured",
-    "pid",
+    "token",
 ]
+
+RUN_TOKEN = os.urandom(16).hex()
+"""Differs in each run."""
 
 
 def send(message: dict[str, Any]) -> None:
@@ -62,7 +65,7 @@ def call(name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str
         "big": "x" * int(arguments.get("size", 0)),
         "secret": f"{os.environ.get('CANARY')} {sorted(os.environ)}",
         "key": str(meta.get("everhold/key")),
-        "pid": str(os.getpid()),
+        "token": RUN_TOKEN,
     }
     return text(answers.get(name, "done"))
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import pytest
 from everhold.app import SystemClock
 from everhold.config import AgentSettings, McpSettings
 from everhold.core.entries import INVALID_ARGUMENTS_KEY, Stamp, ToolCall
+from everhold.core.tool_pins import ToolPins, confirm_waiting, review_tools
 from everhold.core.turn import RunTool, ToolFinished
 from everhold.engine import effects as engine_effects
 from everhold.engine.gates import Gates
 from everhold.errors import EverholdError
+from everhold.infra.child_process import ChildProcesses
 from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
+from everhold.ports.model import ToolSpec
 from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
 from everhold.testing.gateway import RecordingLogger
 from everhold.tools import mcp
@@ -43,12 +46,15 @@ class ServerHarness:
         self.logger = RecordingLogger()
         self.changes: list[str] = []
         self.falls: list[str] = []
+        self.pins: dict[str, ToolPins] = {}
         self.servers = McpServers(
             environ={"PATH": os.environ["PATH"], "SOMEBODY_ELSES": "canary-of-somebody-else"},
-            directory=directory,
+            directory=directory / "home" / "mcp",
+            children=ChildProcesses(directory / "home"),
             log=self.logger,
             keep=self._keep,
             changed=self.changes.append,
+            review=self._review,
         )
         self.agent = AgentSettings(tools=tuple(f"mcp:{name}" for name in servers))
         self.gates = Gates(store=None, clock=SystemClock(), chance=None, log=self.logger, owner="")  # type: ignore[arg-type]
@@ -60,6 +66,14 @@ class ServerHarness:
             except EverholdError as error:
                 self.falls.append(str(error))
             await asyncio.sleep(0.05)
+
+    async def _review(self, server: str, entry: str, offered: Mapping[str, ToolSpec]) -> ToolPins:
+        self.pins[server] = review_tools(self.pins.get(server), entry, offered)
+        return self.pins[server]
+
+    def confirm(self, server: str) -> None:
+        self.pins[server] = confirm_waiting(self.pins[server])
+        self.servers.recheck(server)
 
     def open(self, *agents: AgentSettings) -> None:
         self.servers.apply_settings(self.settings, agents or (self.agent,))
@@ -77,6 +91,9 @@ class ServerHarness:
         )
         assert isinstance(event, ToolFinished)
         return result
+
+    def get_pid(self, server: str) -> int:
+        return self.servers.get_server(server).pid
 
     def complaints(self) -> list[str]:
         return [str(problem) for problem in self.servers.list_problems()]
@@ -152,12 +169,15 @@ async def test_the_filesystem_server_from_npm_reads_a_file(tmp_path: Path) -> No
         )
         if done.returncode:
             pytest.skip(f"npm cannot install the filesystem server: {done.stderr.strip().splitlines()[-1:]}")
-    (tmp_path / "note.txt").write_text("the dentist is on tuesday")
-    async with run_servers(tmp_path, files={"command": ("node", str(script), str(tmp_path))}) as made:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "note.txt").write_text("the dentist is on tuesday")
+    command = {"command": ("node", str(script), str(notes)), "read_paths": (str(box), str(notes))}
+    async with run_servers(tmp_path, files=command) as made:
         await made.ready()
         assert not made.complaints()
         assert "files_read_text_file" in made.servers.get_tools(made.agent)
-        told = await made.run("files_read_text_file", path=str(tmp_path / "note.txt"))
+        told = await made.run("files_read_text_file", path=str(notes / "note.txt"))
         assert told.text == "the dentist is on tuesday"
         refused = await made.run("files_read_text_file", path="/etc/passwd")
         assert refused.error
@@ -206,10 +226,10 @@ async def test_one_server_process_serves_every_agent_and_ends_with_the_gateway(t
     async with run_servers(tmp_path, odd={"command": CROOKED}) as made:
         made.open(made.agent, AgentSettings(tools=("mcp:odd",)), AgentSettings())
         await made.ready()
-        pids = {(await made.run("odd_pid")).text for _ in range(3)}
-        assert len(pids) == 1
-        assert not is_gone(int(pids.copy().pop()))
-    assert is_gone(int(pids.pop()))
+        assert len({(await made.run("odd_token")).text for _ in range(3)}) == 1
+        pid = made.get_pid("odd")
+        assert not is_gone(pid)
+    assert is_gone(pid)
 
 
 async def test_an_unused_server_is_not_started(tmp_path: Path) -> None:
@@ -223,8 +243,12 @@ async def test_an_unused_server_is_not_started(tmp_path: Path) -> None:
 async def test_new_tools_of_a_server_reach_the_agents(crooked: ServerHarness) -> None:
     crooked.changes.clear()
     await crooked.run("odd_news")
+    await wait_until(crooked.complaints)
+    assert "odd_late" not in crooked.servers.get_tools(crooked.agent)
+    crooked.confirm("odd")
     await wait_until(lambda: crooked.changes)
     assert "odd_late" in crooked.servers.get_tools(crooked.agent)
+    assert not crooked.complaints()
 
 
 async def test_structured_content_is_shown(crooked: ServerHarness) -> None:
@@ -250,10 +274,10 @@ async def test_a_file_that_is_too_large_or_empty_is_named(
 
 
 async def test_a_call_whose_arguments_cannot_be_read_is_not_made(crooked: ServerHarness) -> None:
-    assert (await crooked.run("odd_pid")).text.isdigit()
-    told = await crooked.run("odd_pid", **{INVALID_ARGUMENTS_KEY: '{"dry_run": true, "path": "/no'})
+    assert len((await crooked.run("odd_token")).text) == 32
+    told = await crooked.run("odd_token", **{INVALID_ARGUMENTS_KEY: '{"dry_run": true, "path": "/no'})
     assert told.error
-    assert told.text.startswith("odd_pid was not run")
+    assert told.text.startswith("odd_token was not run")
     assert '{"dry_run": true' in told.text
 
 
@@ -305,7 +329,7 @@ async def test_a_hanging_server_is_restarted(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(mcp, "LIVENESS_SECONDS", 2.0)
     async with run_servers(tmp_path, odd={"command": CROOKED, "deadline_seconds": 2.0}) as made:
         await made.ready()
-        pid = int((await made.run("odd_pid")).text)
+        pid = made.get_pid("odd")
         hung = await made.run("odd_hang")
         assert hung.error
         assert "gave no answer within" in hung.text
@@ -313,7 +337,8 @@ async def test_a_hanging_server_is_restarted(tmp_path: Path, monkeypatch: pytest
         assert "no longer answers" in made.falls[0]
         assert is_gone(pid)
         await wait_until(lambda: not made.complaints())
-        assert int((await made.run("odd_pid")).text) != pid
+        assert (await made.run("odd_echo")).text == "{}"
+        assert made.get_pid("odd") != pid
 
 
 @pytest.mark.parametrize(
@@ -359,16 +384,17 @@ async def test_a_call_to_a_server_that_is_down_reports_that_nothing_was_done(tmp
 
 
 async def test_a_changed_server_is_replaced_and_a_removed_one_ends(crooked: ServerHarness) -> None:
-    before = int((await crooked.run("odd_pid")).text)
+    before, token = crooked.get_pid("odd"), (await crooked.run("odd_token")).text
     tools = crooked.servers.get_tools(crooked.agent)
     crooked.settings["odd"] = crooked.settings["odd"].model_copy(update={"deadline_seconds": 9.0})
     await crooked.ready()
-    after = await tools["odd_pid"].run({}, CONTEXT)  # a turn that began earlier continues with the new server
-    assert int(after.text) != before
+    after = await tools["odd_token"].run({}, CONTEXT)  # a turn that began earlier continues with the new server
+    assert after.text != token
+    now = crooked.get_pid("odd")
     crooked.settings.clear()
     crooked.open()
-    await wait_until(lambda: is_gone(before) and is_gone(int(after.text)))
-    assert "no longer configured" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
+    await wait_until(lambda: is_gone(before) and is_gone(now))
+    assert "no longer configured" in (await _failure(tools["odd_token"].run({}, CONTEXT)))
 
 
 async def _failure(work: Awaitable[object]) -> str:

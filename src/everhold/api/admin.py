@@ -59,6 +59,20 @@ async def run_audit(call: ApiCall) -> Response:
     )
 
 
+# -- tool servers --------------------------------------------------------------------------------------------------
+
+
+async def list_tools(call: ApiCall) -> Response:
+    """Return the tools of each tool server that the owner has seen, and those that wait for a confirmation."""
+    return build_json_response({"servers": await call.context.gateway.list_tools()})
+
+
+async def confirm_tools(call: ApiCall) -> Response:
+    """Offer the new and changed tools of a server, as the digest names them."""
+    given = call.decode_body(schemas.ToolConfirmationRequest)
+    return build_json_response(await call.context.gateway.confirm_tools(call.path["server"], given.digest))
+
+
 # -- backups -----------------------------------------------------------------------------------------------------------
 
 

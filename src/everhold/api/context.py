@@ -48,6 +48,10 @@ class GatewayServices:
     pairing: PairingRegistry
     people: PeopleRegistry
     schedules: ScheduleRunner
+    list_tools: Callable[[], Awaitable[list[dict[str, Any]]]]
+    """Returns what the owner has seen of each tool server, and what waits for a confirmation."""
+    confirm_tools: Callable[[str, str], Awaitable[dict[str, Any]]]
+    """(server, digest) -> what is offered from now on."""
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
 

@@ -184,6 +184,12 @@ class PairingApprovalRequest(Struct, forbid_unknown_fields=True):
     person: Annotated[str, Meta(max_length=200, description="The person to link, a name from `people`.")] = ""
 
 
+class ToolConfirmationRequest(Struct, forbid_unknown_fields=True):
+    """The tools of a server to offer from now on."""
+
+    digest: Annotated[Label, Meta(description="`digest` of the server in `GET /api/tools`.")]
+
+
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
@@ -618,6 +624,7 @@ class StatusResponse(Struct):
     people: list[dict[str, Any]]
     accounts: list[dict[str, Any]]
     problems: list[dict[str, Any]]
+    risks: list[dict[str, Any]]
     refused: list[dict[str, Any]]
     restart: list[str]
     store: str
@@ -730,6 +737,33 @@ class PeopleEventsResponse(Struct):
 class IdentityLinkResponse(Struct):
     identity: str
     person: str
+
+
+class WaitingToolView(Struct):
+    """A tool that is not offered: `new`, or `changed` since the owner saw it with the description `before`."""
+
+    name: str
+    state: str
+    description: str
+    before: str
+
+
+class ToolServerView(Struct):
+    """A tool server. `tools` are the names that the owner has seen; `digest` names what waits, empty if nothing."""
+
+    server: str
+    tools: list[str]
+    waiting: list[WaitingToolView]
+    digest: str
+
+
+class ToolServersResponse(Struct):
+    servers: list[ToolServerView]
+
+
+class ToolConfirmationResponse(Struct):
+    server: str
+    confirmed: list[str]
 
 
 class PairingResponse(Struct):

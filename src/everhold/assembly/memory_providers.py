@@ -18,12 +18,14 @@ from msgspec import structs
 from everhold.config import ConfigProblem, MemorySettings, Settings, build_plugin_settings
 from everhold.core.entries import Stamp
 from everhold.core.roles import ToolAccess
+from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine.effects import call_plugin, close_within
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.memory.recall import HitJudge
 from everhold.engine.memory.tombstones import is_withheld
 from everhold.engine.memory_client import MemoryClient, MemoryLiveness
 from everhold.errors import EverholdError, InvalidRequest
+from everhold.infra.child_process import NO_SANDBOX_MEANING, SandboxKind
 from everhold.infra.plugins import MEMORY_PLUGINS, PluginFactory
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
@@ -64,6 +66,7 @@ class MemoryProviders:
         log: EventLogger,
         clock: Clock,
         directory: Path,
+        home: Path | None = None,
         own_factories: Mapping[str, Callable[[str], MemoryProvider]] | None = None,
         load: Callable[[str], PluginFactory[MemoryProvider]] = MEMORY_PLUGINS.load,
         has_no_memories: bool = False,
@@ -73,6 +76,7 @@ class MemoryProviders:
         self.log = log
         self.clock = clock
         self.directory = directory
+        self.home = home
         self.own_factories = own_factories or {}
         self.load = load
         self.has_no_memories = has_no_memories
@@ -114,7 +118,9 @@ class MemoryProviders:
         return [slot.client for slot in self._slots.values() if slot.client is not None]
 
     def list_tools(self, agent: str) -> dict[str, Tool]:
-        """The tools of an agent's memories, by name. If two memories use a name, the first one's tool is used."""
+        """The tools of an agent's memories, by name. If two memories use a name, the first one's tool is used. No
+        memory gets the name of a built-in tool.
+        """
         found: dict[str, Tool] = {}
         for client in self.list_agent_clients(agent):
             try:
@@ -123,8 +129,9 @@ class MemoryProviders:
                 self._warn_once(client, "tools", str(error))
                 continue
             for name, tool in tools.items():
-                if name in found:
-                    self._warn_once(client, "tools", f"its tool {name} is not used, because another memory has one")
+                if name in found or name in RESERVED_TOOL_NAMES:
+                    owner = "everhold" if name in RESERVED_TOOL_NAMES else "another memory"
+                    self._warn_once(client, "tools", f"its tool {name} is not used, because {owner} has one")
                 else:
                     found[name] = MemoryTool(self, client.instance, tool, agent=agent)
         return found
@@ -160,6 +167,16 @@ class MemoryProviders:
                 )
             found += [ConfigProblem(what, remedy, path=path, fatal=False) for what in slot.warnings.values()]
         return found
+
+    def list_risks(self) -> list[ConfigProblem]:
+        """Return the memories whose program runs without a sandbox."""
+        remedy = "remove `sandbox: none` if the plug-in works without it"
+        found = {slot.instance: slot.settings.extra.get("sandbox") for slot in self._slots.values()}
+        return [
+            ConfigProblem(NO_SANDBOX_MEANING, remedy, path=("memories", name), fatal=False)
+            for name, sandbox in found.items()
+            if sandbox == SandboxKind.NONE
+        ]
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -242,6 +259,7 @@ class MemoryProviders:
             agent=agent,
             instance=instance,
             directory=directory,
+            home=self.home,
             log=self.log.bind(memory=instance, agent=agent),
             clock=self.clock,
             is_owner=self._is_owner,

@@ -177,6 +177,12 @@ class ApiClient:
     async def revoke_pairing(self, identity: str) -> dict[str, Any]:
         return await self._post("/api/pairing/revoke", identity=identity)
 
+    async def list_tools(self) -> dict[str, Any]:
+        return await self._get("/api/tools")
+
+    async def confirm_tools(self, server: str, digest: str) -> dict[str, Any]:
+        return await self._post(f"/api/tools/{_quote(server)}/confirm", digest=digest)
+
     async def list_schedules(self) -> dict[str, Any]:
         return await self._get("/api/schedules")
 

@@ -309,6 +309,19 @@ def _add_people_commands(commands: _CommandGroup) -> None:
     approve.add_argument("--as", dest="person", default="", metavar="NAME", help="the person, a name from `people`")
     revoke = pairing.add_command("revoke", "revoke an identity's access", ("everhold pairing revoke telegram:1001", ""))
     revoke.add_argument("identity", metavar="PLATFORM:ID", help="an identity from `everhold pairing list`")
+    tools = commands.add_group(
+        "tools", "look at the tools of tool servers, and confirm changes", module="tools", default="list"
+    )
+    tools.add_command("list", "list tool servers, and the tools that wait for a confirmation")
+    confirm = tools.add_command(
+        "confirm",
+        "offer the new and changed tools of a server",
+        ("everhold tools confirm files 1f8a02c4d9e7", "the digest is shown by `everhold tools`"),
+        about="A tool whose description or parameters changed since you saw them is not offered to any model, because\n"
+        "a description is text that a model follows. Look at it with `everhold tools` first.",
+    )
+    confirm.add_argument("server", metavar="SERVER", help="a server from `mcp` in the configuration")
+    confirm.add_argument("digest", metavar="DIGEST", help="the digest of what you looked at")
     people = commands.add_group("people", "list people and link their identities", module="people", default="list")
     people.add_command("list", "list people with their identities")
     link = people.add_command(

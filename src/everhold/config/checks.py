@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from everhold.config.errors import KeyPath, format_key_path, suggest_name
 from everhold.config.secret_resolution import RawSection, ResolvedConfig
 from everhold.config.settings import OFFLINE_MODEL
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
+from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.infra.secret import SecretString
 
 
@@ -126,6 +127,23 @@ def _check_tools(it: ResolvedConfig, agent: RawSection, path: KeyPath, mcp: RawS
         kind, _, server = tool.partition(":")
         if kind == "mcp":
             _check_known_name(it, (*path, "tools", place), server, mcp, "server", "mcp")
+            _check_server_name(it, (*path, "tools", place), server, seen)
+
+
+def _check_server_name(it: ResolvedConfig, path: KeyPath, server: str, seen: Iterable[str]) -> None:
+    """Report a server whose tools may get the names of others: a tool is called SERVER_TOOL."""
+    before = [tool.partition(":")[2] for tool in seen if tool.startswith("mcp:")]
+    names = [*((name, f"the built-in tool {name}") for name in sorted(RESERVED_TOOL_NAMES))]
+    names += [(other, f"a tool of {other}") for other in before]
+    for name, owner in names:
+        first, second = sorted((server, name), key=len)
+        if second.startswith(f"{first}_") and (name not in RESERVED_TOOL_NAMES or first == server):
+            it.report_problem(
+                path,
+                f"a tool of this server may get the name of {owner}; such a tool is not offered",
+                "give the server another name under mcp, if `everhold status` reports such a tool",
+                fatal=False,
+            )
 
 
 def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any]) -> None:

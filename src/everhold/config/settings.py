@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, model_validator
 from everhold.config.errors import ConfigProblem, suggest_name
 from everhold.config.file_stamp import SeenFile
 from everhold.config.values import (
+    AbsolutePath,
     ConfigSection,
     EffectName,
     EnvName,
@@ -30,6 +31,7 @@ from everhold.config.values import (
     ModelTable,
     Name,
     NamedTable,
+    SandboxName,
     SessionSharing,
     StoreKind,
     Text,
@@ -355,6 +357,15 @@ class McpSettings(ConfigSection):
     """Each tool's effect: `pure`, `keyed`, `probe`, or `once` if a repeated call does harm. `once` if not given."""
     deadline_seconds: float = Field(default=60.0, gt=0)
     """After how many seconds a call fails."""
+    sandbox: SandboxName = "auto"
+    """What keeps the program from the home: `bubblewrap`, `landlock`, the first of them that works (`auto`), or `none`,
+    if you trust the program with all secrets. Without a working sandbox the program is not started."""
+    network: bool = False
+    """Whether the program may use the network, this machine's own ports included. Not with `sandbox: none`."""
+    read_paths: tuple[AbsolutePath, ...] = ()
+    """Files and folders that the program may read, besides the system, its installation and the files in `command`."""
+    write_paths: tuple[AbsolutePath, ...] = ()
+    """Files and folders that the program may read and change, besides its own folder `mcp/NAME` in the home."""
     token: SecretString | None = Field(default=None, validation_alias="=token")
     variables: FrozenTable[SecretString] = Field(default_factory=make_empty_mapping, validation_alias="=variables")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
@@ -364,6 +375,13 @@ class McpSettings(ConfigSection):
     def _check_command_or_url(self) -> McpSettings:
         if bool(self.command) == bool(self.url):
             raise build_value_error("needs either a command or a url", "command: [mcp-server-time]")
+        limits = sorted(self.model_fields_set & {"sandbox", "network", "read_paths", "write_paths"})
+        if limits and self.url:
+            raise build_value_error(f"{limits[0]} is for a command, and a url starts no program", f"remove {limits[0]}")
+        if self.sandbox == "none" and (unused := [name for name in limits if name != "sandbox"]):
+            raise build_value_error(
+                f"{unused[0]} has no effect with sandbox: none, which allows everything", f"remove {unused[0]}"
+            )
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import zoneinfo
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -126,6 +127,13 @@ def thaw_value(value: Any) -> Any:
     return [thaw_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def _validate_absolute_path(value: str) -> str:
+    path = os.path.expanduser(value)
+    if not os.path.isabs(path) or "\0" in path:
+        raise build_value_error("is not an absolute path", "for example /srv/notes or ~/notes")
+    return path
+
+
 def _freeze_mapping(value: Mapping[str, T]) -> Mapping[str, T]:
     return MappingProxyType(dict(value))
 
@@ -150,6 +158,8 @@ Url: TypeAlias = Annotated[str, AfterValidator(_validate_url)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Fraction: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Usd: TypeAlias = Annotated[float, Field(ge=0)]
+AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_validate_absolute_path)]
+SandboxName: TypeAlias = Literal["auto", "bubblewrap", "landlock", "none"]
 EffectName: TypeAlias = Literal["pure", "keyed", "probe", "once"]
 InDoubtPolicy: TypeAlias = Literal["resend", "hold"]
 SessionSharing: TypeAlias = Literal["per-person", "shared"]

@@ -122,7 +122,7 @@ class HomeCheckup:
             check = "secrets" if "not set" in problem.message else "config"
             yield _make_finding(
                 check,
-                f"{_format_problem(problem)}; it is disabled until then",
+                f"{_format_problem(problem)}{'; it is disabled until then' if problem.disables else ''}",
                 problem.remedy or "everhold config check",
             )
 
@@ -250,6 +250,12 @@ class HomeCheckup:
                 yield _make_finding("platform", f"{name}: {account['trouble']}", "everhold status")
         if self.status.get("store"):
             yield _make_finding("store", str(self.status["store"]), "everhold logs")
+        known = {problem.key for problem in self.settings.problems} if self.settings is not None else set()
+        for problem in self.status.get("problems", ()):
+            if problem["key"].startswith("mcp.") and problem["key"] not in known:
+                yield _make_finding("tools", f"{problem['key']}: {problem['message']}", problem["remedy"])
+        for risk in self.status.get("risks", ()):
+            yield _make_finding("sandbox", f"{risk['key']}: {risk['message']}", risk["remedy"], level="note")
         for problem in self.status.get("refused", ()):
             text = ": ".join(part for part in ("refused", problem["key"], problem["message"]) if part)
             yield _make_finding("config", text, problem["remedy"])

@@ -80,6 +80,8 @@ class PluginContext(Struct, frozen=True, kw_only=True):
     """Its name in the configuration. A provider may be configured twice."""
     directory: PurePath
     """Its own directory inside the home, for files that may get lost: caches, models. It exists."""
+    home: PurePath | None = None
+    """The home of the gateway. A plug-in that starts programs must hide it from them; None in tests without one."""
     log: EventLogger
     """Bound to agent and instance."""
     clock: Clock

@@ -258,6 +258,7 @@ class StateNamespace(StrEnum):
     ERASURE = "erasure"
     HELD_MESSAGE = "held_message"
     QUOTA = "quota"
+    TOOL_PINS = "tool_pins"
 
 
 class StateWrite(Struct, frozen=True, kw_only=True):

@@ -70,6 +70,8 @@ class LogEvent(StrEnum):
     LOOP_STOPPED = "loop.stopped"
     MCP_CONNECTED = "mcp.connected"
     MCP_LOGGED = "mcp.logged"
+    MCP_TOOLS_CHANGED = "mcp.tools_changed"
+    MCP_TOOLS_CONFIRMED = "mcp.tools_confirmed"
     MCP_TOOLS_DROPPED = "mcp.tools_dropped"
     MCP_UNEXPECTED = "mcp.unexpected"
     MEMORY_BACKFILLED = "memory.backfilled"

@@ -1,8 +1,10 @@
 """Tools of MCP servers: one connection per server for all agents, through the official SDK (the extra `mcp`).
 
-A tool is always called `<server>_<tool>`, so its name neither changes nor clashes when another server is added. If a
-server does not start, dies, hangs or sends invalid data, only its own tools are affected. A call then returns an error
-as its result, and the server is started again after a wait that grows.
+A tool is always called `<server>_<tool>`. If two servers of an agent get the same name that way, or a built-in tool or
+a memory has it, the tool is not offered, and `status` says why. Neither is a tool that is too large, or that changed
+after the owner has seen it (core/tool_pins.py). A server is an untrusted program (infra/child_process.py). If it
+does not start, dies, hangs or sends invalid data, only its own tools are affected. A call then returns an error as its
+result, and the server is started again after a wait that grows.
 """
 
 from __future__ import annotations
@@ -10,23 +12,40 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from pathlib import PurePath
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from everhold.config.errors import ConfigProblem
 from everhold.config.settings import AgentSettings, McpSettings
 from everhold.core.attachments import build_attachment, sanitize_file_name
+from everhold.core.tool_pins import (
+    MAX_DESCRIPTION_CHARS,
+    MAX_TOOLS,
+    RESERVED_TOOL_NAMES,
+    ToolPins,
+    compute_entry_digest,
+    find_clashes,
+    find_unfit_tools,
+)
 from everhold.errors import InDoubt, InvalidRequest, Transient
+from everhold.infra.child_process import (
+    NO_SANDBOX_MEANING,
+    ChildPolicy,
+    ChildProcesses,
+    SandboxKind,
+    select_environment,
+)
 from everhold.infra.extras import describe_install
 from everhold.infra.secret import SecretString
 from everhold.ports.log import EventLogger
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
 from everhold.tools.attach import format_file
-from everhold.tools.mcp_program import McpProgram, select_environment
+from everhold.tools.mcp_program import McpProgram
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -44,14 +63,20 @@ MAX_RESULT_CHARS: Final = 100_000
 """Maximum characters of a result. The rest is cut off, and the result says so."""
 MAX_FILE_BYTES: Final = 20_000_000
 """Maximum bytes of a file in a result. A larger file is named and not stored."""
-MAX_DESCRIPTION_CHARS: Final = 4_000
-MAX_TOOLS: Final = 200
+MAX_FILES: Final = 20
+"""Maximum files of a result. Further ones are named and not stored."""
 CALL_KEY_META: Final = "everhold/key"
 """The key of the idempotency key in the call's `_meta`, for servers that recognise repeats."""
 REMEDY: Final = describe_install("mcp")
 
 KeepRunning: TypeAlias = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Keeps a task running: starts it again, after a wait, whenever it ends."""
+ReviewTools: TypeAlias = Callable[[str, str, Mapping[str, ToolSpec]], Awaitable[ToolPins]]
+"""(server, digest of its entry, its tools) -> what the owner has seen of them."""
+
+
+def _list_reserved_names(agent: AgentSettings) -> Collection[str]:
+    return RESERVED_TOOL_NAMES
 
 
 class McpServers:
@@ -61,24 +86,34 @@ class McpServers:
         self,
         *,
         environ: Mapping[str, str],
-        directory: PurePath,
+        directory: Path,
+        children: ChildProcesses,
         log: EventLogger,
         keep: KeepRunning,
         changed: Callable[[str], None],
+        review: ReviewTools,
+        list_taken: Callable[[AgentSettings], Collection[str]] = _list_reserved_names,
     ) -> None:
-        """`changed` is called with the name of a server whose tools changed; programs start in `directory`."""
+        """`changed` is called with the name of a server whose tools changed. Each program gets its own directory in
+        `directory`. `list_taken` returns the names that other tools of an agent have.
+        """
         self._environ = environ
         self._directory = directory
+        self._children = children
         self._log = log
         self._keep_running = keep
         self._on_changed = changed
+        self._review = review
+        self._list_taken = list_taken
+        self._agents: tuple[AgentSettings, ...] = ()
         self._servers: dict[str, McpServer] = {}
         self._tasks: dict[McpServer, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     def apply_settings(self, servers: Mapping[str, McpSettings], agents: Iterable[AgentSettings]) -> None:
         """Run the servers that these agents use, as configured now, and stop the others."""
-        used = {name for agent in agents for name in list_server_names(agent)}
+        self._agents = tuple(agents)
+        used = {name for agent in self._agents for name in list_server_names(agent)}
         wanted = {name: servers[name] for name in sorted(used) if name in servers and servers[name].is_ready}
         for name, server in list(self._servers.items()):
             if wanted.get(name) != server.settings:
@@ -91,9 +126,11 @@ class McpServers:
                     name,
                     settings,
                     environ=self._environ,
-                    directory=self._directory,
+                    directory=self._directory / name,
+                    children=self._children,
                     log=self._log.bind(mcp=name),
                     changed=lambda name=name: self._on_changed(name),  # type: ignore[misc]
+                    review=self._review,
                 )
                 self._servers[name] = server
                 self._tasks[server] = asyncio.create_task(
@@ -103,13 +140,24 @@ class McpServers:
     def get_tools(self, agent: AgentSettings) -> dict[str, McpTool]:
         """Return the known tools of this agent's servers. A server that failed keeps its tools, because it may
         recover."""
+        clashes = self._find_clashes(agent)
         found: dict[str, McpTool] = {}
         for name in list_server_names(agent):
             server = self._servers.get(name)
             for offer in server.offers if server else ():
-                tool = McpTool(self, server=name, offer=offer)
-                found[tool.spec.name] = tool
+                if (name, offer.spec.name) not in clashes:
+                    found[offer.spec.name] = McpTool(self, server=name, offer=offer)
         return found
+
+    def _find_clashes(self, agent: AgentSettings) -> dict[tuple[str, str], str]:
+        servers = {name: self._servers[name] for name in list_server_names(agent) if name in self._servers}
+        offered = {name: [offer.spec.name for offer in server.offers] for name, server in servers.items()}
+        return find_clashes(offered, self._list_taken(agent))
+
+    def recheck(self, name: str) -> None:
+        """List the tools of a server again, because the owner confirmed them."""
+        if name in self._servers:
+            self._servers[name].request_liveness_check()
 
     def get_startup_wait(self, agent: AgentSettings) -> Callable[[], Awaitable[None]] | None:
         """Return an awaitable if a server of this agent is starting for the first time."""
@@ -125,17 +173,36 @@ class McpServers:
         return wait
 
     def list_problems(self) -> list[ConfigProblem]:
-        """Return the servers that do not work now, and why."""
+        """Return the servers that do not work now, the tools that are not offered, and why."""
+        return [
+            *(problem for server in self._servers.values() for problem in server.list_problems()),
+            *self._list_clash_problems(),
+        ]
+
+    def list_risks(self) -> list[ConfigProblem]:
+        """Return what the settings of the servers allow that the owner should know."""
         return [
             ConfigProblem(
-                f"is not working: {server.reason}",
-                server.remedy or "everhold tries again; `everhold logs` shows more",
+                NO_SANDBOX_MEANING,
+                "remove `sandbox: none` if the server works without it",
                 path=("mcp", name),
                 fatal=False,
-                disables=f"mcp.{name}",
             )
             for name, server in self._servers.items()
-            if server.reason
+            if server.settings.command and server.settings.sandbox == "none"
+        ]
+
+    def _list_clash_problems(self) -> list[ConfigProblem]:
+        found: dict[tuple[str, str], str] = {}
+        for agent in self._agents:
+            found |= self._find_clashes(agent)
+        return [
+            _build_problem(
+                server,
+                f"its tool {name} is not offered, because {other} has a tool of this name, too",
+                "give the server another name under mcp, or take one of them out of the agent's tools",
+            )
+            for (server, name), other in found.items()
         ]
 
     def get_server(self, name: str) -> McpServer:
@@ -156,6 +223,10 @@ class McpServers:
         task.cancel()
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
+
+
+def _build_problem(server: str, message: str, remedy: str) -> ConfigProblem:
+    return ConfigProblem(message, remedy, path=("mcp", server), fatal=False, disables=f"mcp.{server}")
 
 
 def list_server_names(agent: AgentSettings) -> tuple[str, ...]:
@@ -193,13 +264,19 @@ class McpServer:
         settings: McpSettings,
         *,
         environ: Mapping[str, str],
-        directory: PurePath,
+        directory: Path,
+        children: ChildProcesses,
         log: EventLogger,
         changed: Callable[[], None],
+        review: ReviewTools,
     ) -> None:
         self.name = name
         self.settings = settings
         self.offers: tuple[McpToolOffer, ...] = ()
+        self.unfit: Mapping[str, str] = {}
+        """The tools that exceed a limit, and which."""
+        self.pins: ToolPins | None = None
+        """What the owner has seen of its tools, and what waits for a confirmation."""
         self.reason = ""
         """Why it does not work; empty while it works or is starting."""
         self.remedy = ""
@@ -209,8 +286,10 @@ class McpServer:
         self.pid = 0
         self._environ = environ
         self._directory = directory
+        self._children = children
         self._log = log
         self._on_changed = changed
+        self._review = review
         self._client: Client | None = None
         self._connected_event = asyncio.Event()
         self._check_requested = asyncio.Event()
@@ -229,6 +308,7 @@ class McpServer:
             self._client = None
             self._connected_event.clear()
             if not work.cancelled() and (error := work.exception()) is not None:
+                self.remedy = error.remedy if isinstance(error, InvalidRequest) else self._explain_sandbox()
                 self.reason = self._redact_text((program[0].reason if program else "") or _describe_error(error))
             if not self.first_attempt_done.is_set():
                 self.first_attempt_done.set()
@@ -245,6 +325,27 @@ class McpServer:
             reason = self.reason or "it is still starting"
             raise Transient(f"the tool server {self.name} is not working now ({reason}): nothing was done")
         return self._client
+
+    def list_problems(self) -> list[ConfigProblem]:
+        """Return why it, or some of its tools, cannot be used."""
+        found = []
+        if self.reason:
+            remedy = self.remedy or "everhold tries again; `everhold logs` shows more"
+            found.append(_build_problem(self.name, f"is not working: {self.reason}", remedy))
+        found += [
+            _build_problem(self.name, f"its tool {name} is not offered: {reason}", "ask the server's author for less")
+            for name, reason in self.unfit.items()
+        ]
+        if self.pins is not None and self.pins.waiting:
+            names, digest = ", ".join(sorted(self.pins.waiting)), self.pins.waiting_digest
+            found.append(
+                _build_problem(
+                    self.name,
+                    f"its tools changed since you saw them; these are not offered: {names}",
+                    f"look at them with `everhold tools`, then: everhold tools confirm {self.name} {digest}",
+                )
+            )
+        return found
 
     def request_liveness_check(self) -> None:
         """Request a liveness check after a timeout or an error."""
@@ -280,9 +381,16 @@ class McpServer:
         try:
             import mcp  # noqa: F401  # it is an extra, and not cheap
         except ImportError as error:
-            self.remedy = REMEDY
             raise InvalidRequest(f"the package for MCP servers cannot be imported: {error}", remedy=REMEDY) from None
-        self.remedy = ""
+
+    def _explain_sandbox(self) -> str:
+        """Return what a program that fails in its sandbox may lack; nothing without a sandbox."""
+        if not self.settings.command or self.settings.sandbox == "none":
+            return ""
+        return (
+            "everhold tries again. The program runs in a sandbox: if it lacks a file or the network, see read_paths, "
+            "write_paths and network in the configuration"
+        )
 
     @contextlib.asynccontextmanager
     async def _connect(self, program: list[McpProgram]) -> AsyncIterator[Client]:
@@ -299,7 +407,14 @@ class McpServer:
             env = select_environment(self._environ) | {
                 name: value.reveal() for name, value in settings.variables.items()
             }
-            started = McpProgram(settings.command, env=env, directory=self._directory, log=self._log)
+            started = McpProgram(
+                settings.command,
+                env=env,
+                directory=self._directory,
+                policy=build_policy(settings),
+                children=self._children,
+                log=self._log,
+            )
             program.append(started)
             async with Client(started.run(), client_info=about, message_handler=self._on_message) as client:
                 self.pid = started.pid
@@ -333,18 +448,25 @@ class McpServer:
                 ended.cancel()
 
     async def _refresh_offers(self, client: Client) -> None:
-        """List the server's tools."""
-        offers: list[McpToolOffer] = []
+        """List the server's tools, and offer those that are within the limits and as the owner has seen them."""
+        tools: list[types.Tool] = []
         cursor: str | None = None
         while True:
             page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-            offers += [McpToolOffer(self.name, self.settings, tool) for tool in page.tools]
+            tools += page.tools
             cursor = page.next_cursor
-            if not cursor or not page.tools or len(offers) > MAX_TOOLS:
+            if not cursor or not page.tools or len(tools) > MAX_TOOLS:
                 break
-        if len(offers) > MAX_TOOLS:
-            self._log.warning("mcp.tools_dropped", offered=len(offers), used=MAX_TOOLS)
-        before, self.offers = self.offers, tuple(offers[:MAX_TOOLS])
+        offers = [McpToolOffer(self.name, self.settings, tool) for tool in tools[: MAX_TOOLS + 1]]
+        self.unfit = find_unfit_tools([offer.spec for offer in offers])
+        if self.unfit:
+            self._log.warning("mcp.tools_dropped", offered=len(tools), used=len(tools) - len(self.unfit))
+        fit = {offer.spec.name: offer for offer in offers if offer.spec.name not in self.unfit}
+        entry = compute_entry_digest(self.settings.command, self.settings.url or "")
+        pins = await self._review(self.name, entry, {name: offer.spec for name, offer in fit.items()})
+        before = self.offers
+        self.pins = pins
+        self.offers = tuple(offer for name, offer in fit.items() if name not in pins.waiting)
         if before != self.offers:
             self._on_changed()
 
@@ -358,6 +480,15 @@ class McpServer:
         for secret in (*self.settings.variables.values(), self.settings.token or SecretString("")):
             text = secret.mask_in(text)
         return text
+
+
+def build_policy(settings: McpSettings) -> ChildPolicy:
+    return ChildPolicy(
+        sandbox=SandboxKind(settings.sandbox),
+        network=settings.network,
+        read_paths=tuple(Path(path) for path in settings.read_paths),
+        write_paths=tuple(Path(path) for path in settings.write_paths),
+    )
 
 
 class McpTool:
@@ -410,7 +541,8 @@ def extract_text(result: types.CallToolResult) -> str:
 
 def extract_files(result: types.CallToolResult) -> tuple[ToolFile, ...]:
     """Return the files of a result, without those that are too large or invalid."""
-    return tuple(file for block in result.content if (file := _extract_file(block)) is not None)
+    files = (file for block in result.content if (file := _extract_file(block)) is not None)
+    return tuple(itertools.islice(files, MAX_FILES))
 
 
 def _describe_block(block: types.ContentBlock) -> str:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from everhold.infra.child_process import GRACE_SECONDS, ChildPolicy, ChildProcesses, end_child, kill_child
 from everhold.ports.log import EventLogger
 
 if TYPE_CHECKING:
@@ -25,26 +22,30 @@ MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """Maximum bytes of one message."""
 MAX_INVALID_LINES: Final = 50
 """After this many invalid lines in a row the program is not an MCP server."""
-GRACE_SECONDS: Final = 1.0
-"""Time limit for the program to end after its input is closed, and again after it was asked to end."""
-
-PASSED_VARIABLES: Final = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMPDIR", "TZ", "USER")
-"""Variables that a program gets from our environment. All others may be secrets."""
-
-
-def select_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in PASSED_VARIABLES if name in environ}
+MAX_UNASKED_MESSAGES: Final = 10_000
+"""After this many messages since the last call of a tool the program floods us."""
+MAX_LOGGED_LINES: Final = 200
+"""Lines on standard error that are logged; of further lines only the last one is kept."""
 
 
 class McpProgram:
     """One run of a program. `ended` is set once it can no longer be used; `reason` then says why."""
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], directory: PurePath, log: EventLogger
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        directory: Path,
+        policy: ChildPolicy,
+        children: ChildProcesses,
+        log: EventLogger,
     ) -> None:
         self.command = tuple(command)
         self.env = dict(env)
         self.directory = directory
+        self.policy = policy
+        self._children = children
         self.log = log
         self.ended = asyncio.Event()
         self.reason = ""
@@ -52,6 +53,8 @@ class McpProgram:
         self._stderr_closed = asyncio.Event()
         """Its standard error was read to the end."""
         self.pid = 0
+        self._unasked = 0
+        """Messages received since the last call of a tool."""
         self._stopping = False
         """We are stopping it, so its exit is not a failure."""
 
@@ -62,21 +65,8 @@ class McpProgram:
         import anyio
         from mcp.shared.message import SessionMessage
 
-        # also search next to our own Python, because pip installs servers there
-        path = os.pathsep.join([self.env.get("PATH", os.defpath), os.path.dirname(sys.executable)])
-        found = shutil.which(self.command[0], path=path)
-        if found is None:
-            raise FileNotFoundError(2, "there is no such program", self.command[0])
-        process = await asyncio.create_subprocess_exec(
-            found,
-            *self.command[1:],
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=self.env,
-            cwd=self.directory,
-            start_new_session=True,  # Ctrl-C in our terminal must not reach the program
-            limit=MAX_LINE_BYTES,
+        process = await self._children.start(
+            self.command, directory=self.directory, environ=self.env, policy=self.policy, limit=MAX_LINE_BYTES
         )
         self.pid = process.pid
         incoming, sdk_receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -91,12 +81,12 @@ class McpProgram:
         finally:
             self._stopping = True
             try:
-                await _end_process(process)
+                await end_child(process)
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
             finally:
-                _kill_process_group(process, hard=True)
+                kill_child(process)
                 for stream in (incoming, sdk_receive, sdk_send, outgoing):
                     stream.close()
 
@@ -125,6 +115,10 @@ class McpProgram:
                     self.log.debug("mcp.unexpected", line=line[:200].decode("utf-8", "replace"))
                     continue
                 strange = 0
+                self._unasked += 1
+                if self._unasked > MAX_UNASKED_MESSAGES:
+                    self.reason = f"it sent more than {MAX_UNASKED_MESSAGES} messages without a call"
+                    return
                 await incoming.send(SessionMessage(message))
             self.reason = "it prints something other than MCP messages"
         except ValueError:  # readline raises this for a line beyond the limit
@@ -154,37 +148,20 @@ class McpProgram:
         with contextlib.suppress(ConnectionError):  # the exit is noticed where its output is read
             async for wrapped in outgoing:
                 text: str = wrapped.message.model_dump_json(by_alias=True, exclude_unset=True)
+                if getattr(wrapped.message, "method", "") == "tools/call":
+                    self._unasked = 0
                 process.stdin.write(text.encode("utf-8", "replace") + b"\n")
                 await process.stdin.drain()
 
     async def _log_stderr(self, process: asyncio.subprocess.Process) -> None:
-        """Log its standard error, which helps to find the reason of a failure."""
+        """Log the beginning of its standard error, which helps to find the reason of a failure."""
         assert process.stderr is not None
+        logged = 0
         while chunk := await process.stderr.read(64 * 1024):
             for line in chunk.decode("utf-8", "replace").splitlines():
                 if line.strip():
                     self.last_stderr_line = line.strip()[:300]
-                    self.log.debug("mcp.logged", text=self.last_stderr_line)
+                    logged += 1
+                    if logged <= MAX_LOGGED_LINES:
+                        self.log.debug("mcp.logged", text=self.last_stderr_line)
         self._stderr_closed.set()
-
-
-async def _end_process(process: asyncio.subprocess.Process) -> None:
-    """Close its input, which ends a well-behaved server; then terminate it; then kill it."""
-    if process.stdin is not None:
-        process.stdin.close()
-    for hard in (False, True):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_SECONDS):
-                await process.wait()
-                break
-        _kill_process_group(process, hard=hard)
-    await process.wait()
-
-
-def _kill_process_group(process: asyncio.subprocess.Process, *, hard: bool) -> None:
-    """Signal the program and its child processes. They are a process group, except on Windows."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL if hard else signal.SIGTERM)

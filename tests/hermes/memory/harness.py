@@ -108,6 +108,7 @@ class HermesPluginHarness:
             "hermes_home": str(self.home),
             "deadline_seconds": 60.0,
             "serves": "everybody",
+            "network": settings.get("sandbox") != "none",  # services of the tests are on loopback
             **settings,
         }
         directory = self.path / "data"

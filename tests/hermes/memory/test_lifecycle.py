@@ -265,11 +265,12 @@ async def test_a_change_of_the_plugin_s_own_data_does_not_rebuild_it(tmp_path: P
 @pytest.mark.parametrize("hook", ["cache_busting_signature", "identity_signature"])
 async def test_a_plugin_that_reports_a_change_is_rebuilt(tmp_path: Path, hook: str) -> None:
     """A signature of the plug-in may depend on things that cannot be watched from outside."""
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere = tmp_path / "elsewhere" / "key"
+    elsewhere.parent.mkdir()
     elsewhere.write_text("one")
     says = f"    def {hook}(self): return {{'key': open({str(elsewhere)!r}).read()}}\n    def shutdown"
     harness = HermesPluginHarness(tmp_path, REGISTERED.replace("    def shutdown", says))
-    async with harness.open() as plugin:
+    async with harness.open(read_paths=(str(elsewhere.parent),)) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         before = plugin.cache_busting_signature()
         elsewhere.write_text("two")
@@ -332,7 +333,7 @@ async def test_a_cancelled_recall_does_not_stop_the_start_of_a_plugin(tmp_path: 
     """Recall has less time than some plug-ins need to load. The description must still arrive, or the plug-in would
     never be searched, offer no tools, and receive everything again by a resend.
     """
-    loads = tmp_path / "loads"
+    loads = tmp_path / "plugins" / "loads"
     waits = f"import os, time\nwhile not os.path.exists({str(loads)!r}): time.sleep(0.02)\n"
     harness = HermesPluginHarness(tmp_path, waits + KEEPER)
     sent = make_batch(make_exchange("my grey cat is called Mimi and sleeps under the stove"))

@@ -63,7 +63,7 @@ async def test_a_plugin_without_users_keeps_two_people_apart_over_http(tmp_path:
 
 async def test_a_leaking_plugin_serves_the_owner_and_the_status_names_it(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, LEAKING)
-    config = make_config(harness, environ={"KEPT": str(tmp_path / "everybody.txt")})
+    config = make_config(harness, environ={"KEPT": str(tmp_path / "everybody.txt")}, sandbox="none")
     async with RunningGateway(tmp_path, config) as t:
         hers = await say(t, "ada", "my alarm code is 4711")
         his = await say(t, "bob", "what is the alarm code?")

@@ -118,7 +118,7 @@ async def test_an_installed_package_loads_by_its_name(tmp_path: Path, group: str
     (site / "their_memory.py").write_text(REGISTERED)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-memory\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{group}]\ntheirs = {target}\n")
-    async with harness.open(path="theirs", environ={"PYTHONPATH": str(site)}) as plugin:
+    async with harness.open(path="theirs", environ={"PYTHONPATH": str(site)}, read_paths=(str(site),)) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
     assert len(harness.read_calls("sync_turn")) == 1
 

@@ -66,6 +66,7 @@ def _check_config(args: argparse.Namespace, screen: CommandScreen) -> int:
     for problem in problems:
         where = f"{problem['file']}:{problem['line']}: " if problem["line"] else ""
         what = f"{problem['key']}: " if problem["key"] else ""
-        screen.print_line(f"{screen.paint('off', 'yellow')}  {escape_control(where + what + problem['message'])}")
+        state = "off" if problem["disables"] else "note"
+        screen.print_line(f"{screen.paint(state, 'yellow')}  {escape_control(where + what + problem['message'])}")
         screen.print_line(f"  → {escape_control(problem['remedy'])}")
     return 0

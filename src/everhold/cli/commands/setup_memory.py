@@ -77,7 +77,9 @@ class MemorySetup:
         directory = self.home.path / "memories" / name
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = open_log(clock=SystemClock(), stream=io.StringIO())  # errors are raised, so log lines are not needed
-        return PluginContext(agent="main", instance=name, directory=directory, log=log, clock=SystemClock())
+        return PluginContext(
+            agent="main", instance=name, directory=directory, home=self.home.path, log=log, clock=SystemClock()
+        )
 
     def reveal_secrets(self, draft: MemoryDraft, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a section with its secrets, as the provider receives it."""

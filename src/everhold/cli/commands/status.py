@@ -51,7 +51,8 @@ def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
     for key in found.get("restart", ()):  # a gateway of an older version does not report it
         wrong.append((f"the change of {key} has no effect yet", "restart everhold"))
     for problem in found["problems"]:
-        wrong.append((f"disabled: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
+        state = "disabled" if problem["disables"] else "note"
+        wrong.append((f"{state}: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
     if found["pending"] and not found["running"]:
         waiting = format_count(found["pending"], "message")
         wrong.append((f"{waiting} waiting, but no gateway is running", "everhold up"))
@@ -114,6 +115,8 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
         )
         when = format_duration(time.time() - made["at"])
         screen.print_line(f"  summary   {format_one_line(made['session'])} {when} ago · {how} · {made['trigger']}")
+    for risk in found.get("risks", ()):  # a gateway of an older version does not report them
+        screen.print_line(f"  risk      {format_one_line(risk['key'])} · {format_one_line(risk['message'])}")
     for text, remedy in wrong:
         screen.print_line(f"{paint('!', 'red', 'bold')} {format_one_line(text)}")
         if remedy:

@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core.retry import retry_delay_seconds
-from everhold.errors import InDoubt, Refused, Transient
+from everhold.errors import InDoubt, InvalidRequest, Refused, Transient
+from everhold.infra import child_process
+from everhold.infra.child_process import ChildPolicy, ChildProcesses, kill_child
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 
@@ -39,7 +41,9 @@ MAX_LOGGED_LINES: Final = 200
 """Lines printed by a plug-in that are logged; further lines are only counted."""
 START_SECONDS: Final = 60.0
 SHUTDOWN_SECONDS: Final = 10.0
-PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT", "SSL_CERT_FILE")
+PASSED_VARIABLES: Final = (*child_process.PASSED_VARIABLES, "HOME", "SSL_CERT_FILE")
+"""Variables that a plug-in gets. Many look for their settings below HOME; what they may read there is not decided by
+it."""
 
 
 class HermesHostProcess:
@@ -56,11 +60,15 @@ class HermesHostProcess:
         clock: Clock,
         changed: Callable[[str], None],
         patience: float,
+        children: ChildProcesses,
+        policy: ChildPolicy,
         watched: tuple[Path, ...] = (),
     ) -> None:
         """`patience` is how long a call may wait in the host for work that the plug-in continues in threads. `watched`
         are files with its settings outside its home.
         """
+        self._children = children
+        self._policy = policy
         self._watched = watched
         self._max_wait_seconds = patience
         self._plugin_name = what
@@ -168,20 +176,23 @@ class HermesHostProcess:
     async def _spawn_process(self) -> asyncio.subprocess.Process:
         environ = {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES}
         environ |= {**self._environ, "HERMES_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            process = await asyncio.create_subprocess_exec(
-                self._python,
-                "-c",
-                START_CODE,
-                str(PLUGIN_PROCESS_DIRECTORY.parent),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environ,
-                cwd=self.home,
+            process = await self._children.start(
+                (self._python, "-c", START_CODE, str(PLUGIN_PROCESS_DIRECTORY.parent)),
+                directory=self.home,
+                environ=environ,
+                policy=self._policy,
+                also_read=(
+                    PLUGIN_PROCESS_DIRECTORY.parent,
+                    self.home / "plugins",  # often a link
+                    *list_code_paths(self._plugin_name),
+                    *self._watched,
+                ),
                 limit=MAX_LINE_BYTES,
             )
+        except InvalidRequest as error:
+            self._record_crash(error.message)
+            raise Transient(error.message, remedy=error.remedy) from error
         except OSError as error:
             self._record_crash(f"{self._python} cannot be run: {error}")
             raise Transient(
@@ -235,8 +246,7 @@ class HermesHostProcess:
 
     def _kill_stalled_process(self, process: asyncio.subprocess.Process, method: str, deadline: float) -> None:
         self.problem = f"`{method}` did not return within {deadline:g} s"
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        kill_child(process)
 
     async def _read_answers(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -245,8 +255,7 @@ class HermesHostProcess:
                 self._receive_answer(msgspec.json.decode(line))
         except (ValueError, msgspec.DecodeError) as error:
             self.problem = f"its host sent an invalid message: {error}"
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            kill_child(process)
         code = await process.wait()
         said = f", last output: {self._last_output_line}" if self._last_output_line else ""
         self._record_crash(self.problem or f"its process ended with {code}{said}")
@@ -303,9 +312,18 @@ class HermesHostProcess:
             async with asyncio.timeout(SHUTDOWN_SECONDS):
                 await process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            kill_child(process)
             await process.wait()
+
+
+def list_code_paths(what: str) -> list[Path]:
+    """Return where the code of a plug-in is; nothing for one that is installed as a package."""
+    path = Path(what).expanduser()
+    if not path.exists():
+        return []
+    folder = path.resolve()
+    # bundled plug-ins import helper modules that are beside them
+    return [folder.parent if folder.parent.name in ("memory", "plugins") else folder]
 
 
 def _list_required_settings(schema: Any) -> list[str]:

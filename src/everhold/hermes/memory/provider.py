@@ -28,6 +28,7 @@ from everhold.hermes.memory.host_pool import HostPool
 from everhold.hermes.memory.identity import build_identity, is_at_terminal
 from everhold.hermes.memory.isolation import PluginIsolation
 from everhold.hermes.memory.readback import build_readback_query, is_evidence_shown
+from everhold.infra.child_process import ChildPolicy, ChildProcesses, SandboxKind
 from everhold.ports.memory import (
     SEEN_REMOTE_ID,
     ErasureState,
@@ -594,7 +595,18 @@ def create_host(
         changed=changed,
         patience=settings.deadline_seconds / 2,
         watched=watched,
+        children=ChildProcesses(Path(context.home or context.directory)),
+        policy=ChildPolicy(
+            sandbox=SandboxKind(settings.sandbox),
+            network=settings.network,
+            read_paths=_expand_paths(settings.read_paths),
+            write_paths=_expand_paths(settings.write_paths),
+        ),
     )
+
+
+def _expand_paths(paths: Iterable[str]) -> tuple[Path, ...]:
+    return tuple(Path(path).expanduser().absolute() for path in paths)
 
 
 def find_code(settings: HermesSettings) -> str:

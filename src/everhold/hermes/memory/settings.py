@@ -32,6 +32,19 @@ class HermesSettings(MemorySection):
         default_factory=dict, description="variables for its process; `NAME_env` names the variable that holds a secret"
     )
     environ_from: tuple[str, ...] = Field(default=(), description="variables to pass on from our own environment")
+    sandbox: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
+        default="auto",
+        description="what keeps the plug-in from our home; `none` trusts it with all secrets and conversations",
+    )
+    network: bool = Field(
+        default=False, description="whether the plug-in may use the network, this machine's own ports included"
+    )
+    read_paths: tuple[str, ...] = Field(
+        default=(), description="files and folders that it may read, besides its code, its home and the system"
+    )
+    write_paths: tuple[str, ...] = Field(
+        default=(), description="files and folders that it may read and change, besides its home"
+    )
     tools: tuple[str, ...] | None = Field(default=None, description="which of its tools may be used; by default all")
     most_tools: int = Field(default=16, ge=0, le=32, description="how many of its tools are offered at most")
     read_back: bool = Field(
