@@ -104,6 +104,8 @@ class CanaryWorld:
         self.model = model
         self.model.default = ModelServerReply(text="fine")
         self.aliases: dict[str, str] = {}
+        self.people: list[dict[str, Any]] = []
+        """The people of the configuration."""
         self.reference = CanaryReference()
         self.number = 0
         self.finds_own = tuple(memories)
@@ -128,6 +130,7 @@ class CanaryWorld:
                     for agent in AGENTS
                 },
                 "memories": memories,
+                "people": self.people,
                 "platforms": dict.fromkeys(PLATFORMS, accounts),
             }
         )
