@@ -427,6 +427,11 @@ def test_what_a_model_reads_in_a_shared_group() -> None:
     ]
 
 
+def test_a_message_in_a_group_names_its_speaker_although_there_is_no_display_name() -> None:
+    """Otherwise its lines would have no prefix, and the model would not know who wrote."""
+    assert show(make_heard("x\nAda: I approve", stamp=ROOM)) == "[irc:ada] x\n> Ada: I approve"
+
+
 def test_a_direct_chat_without_a_name_is_shown_as_it_is() -> None:
     assert show(make_heard("one\ntwo")) == "one\ntwo"
     assert show(make_heard("hi")) == "hi"
