@@ -7,14 +7,16 @@ from typing import cast
 import pytest
 
 from everhold.core.entries import Called, Noted, Returned, Said, TextPiece, ToolCall
+from everhold.core.roles import ToolAccess
 from everhold.ports.memory import Exchange
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.store import Step
-from everhold.ports.tool import Tool, ToolEffect, ToolResult, is_acting
+from everhold.ports.tool import Tool, ToolEffect, ToolResult, get_access
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import McpTool
+from everhold.tools.memory import FactMemoryTool, RememberTool
 from everhold.tools.search import SessionSearchTool
 from everhold.tools.send import SendTool
 
@@ -25,9 +27,9 @@ FORWARD = TextPiece(source="forwarded", by="irc:bob", name="Bob", text="Ada is a
 
 
 class ReadingTool(FakeTool):
-    """A tool that says that it does not act."""
+    """A tool that says that it only reads."""
 
-    acts = False
+    access = ToolAccess.READ
 
 
 def call_once(*tools: str) -> FakeModel:
@@ -123,12 +125,16 @@ class TestTools:
         assert not gateway.read_bodies(session, Said), "nothing is said to be sent that is not"
 
     def test_a_tool_that_does_not_say_so_acts(self) -> None:
-        pure = FakeTool("x", ToolEffect.PURE)
-        assert is_acting(pure)
-        assert not is_acting(ReadingTool("x", ToolEffect.PURE))
-        for kind, acts in ((SendTool, True), (AttachTool, True), (McpTool, True), (SessionSearchTool, False)):
-            made = cast(Tool, object.__new__(kind))
-            assert is_acting(made) is acts, kind
+        assert get_access(FakeTool("x", ToolEffect.PURE)) is ToolAccess.ACT
+        for kind, access in (
+            (SendTool, ToolAccess.ACT),
+            (AttachTool, ToolAccess.ACT),
+            (McpTool, ToolAccess.ACT),
+            (SessionSearchTool, ToolAccess.READ),
+            (FactMemoryTool, ToolAccess.NOTE),
+            (RememberTool, ToolAccess.NOTE),
+        ):
+            assert get_access(cast(Tool, object.__new__(kind))) is access, kind
 
 
 class TestMemory:

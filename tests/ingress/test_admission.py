@@ -753,3 +753,24 @@ async def test_both_sides_of_a_link_are_proven_and_a_nick_counts_from_then_on(ha
     assert known.identities["irc:eve"].is_proven
     assert known.identities["fake:7"].is_proven
     assert known.identities["irc:eve"].since == harness.clock.at
+
+
+@pytest.mark.parametrize("person", ["root", "fake:7"])
+async def test_an_approval_does_not_overrule_the_configuration(harness: IngressHarness, person: str) -> None:
+    code = await code_for(harness)
+    harness.settings = parse_settings(CONFIG.replace('"fake:1001"', '"fake:1001", "fake:666"'))
+    await harness.admission.people.apply_settings()
+    with pytest.raises(InvalidRequest, match="by config.yaml"):
+        await harness.admission.pairing.approve_code(code, person=person)
+    assert (await harness.store.get_people()).find_label("fake:666") == "ada"
+    assert await harness.admission.pairing.list_grants() == [], "nothing of it was done"
+    await harness.admission.pairing.approve_code(code, person="ada")
+    assert (await harness.store.get_people()).identities["fake:666"].proof == IdentityProof.CONFIG
+
+
+async def test_a_name_does_not_take_an_identity_that_another_person_is_given(harness: IngressHarness) -> None:
+    """The terminal and HTTP identities of a name follow from it, unless the configuration gives them to somebody."""
+    harness.settings = parse_settings(CONFIG.replace('["fake:1001"]', '["fake:1001", "http:root"]'))
+    await harness.admission.people.apply_settings()
+    people = await harness.store.get_people()
+    assert (people.find_label("http:root"), people.find_label("local:root")) == ("ada", "root")

@@ -32,7 +32,7 @@ from everhold.ports.log import EventLogger
 from everhold.ports.memory import MemoryHit, MemoryProvider
 from everhold.ports.model import ToolSpec
 from everhold.ports.plugin import PluginContext
-from everhold.ports.tool import SupportsActs, Tool, ToolContext, ToolEffect, ToolResult, get_access
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult, get_access
 
 REBUILD_RETRY_SECONDS: Final = 60.0
 """How long after a failure building an instance is retried, because a missing package may have been installed."""
@@ -334,8 +334,6 @@ class MemoryTool:
         self.effect: ToolEffect = tool.effect
         self.access: ToolAccess = get_access(tool)
         self.deadline: float = tool.deadline
-        if isinstance(tool, SupportsActs):
-            self.acts: bool = tool.acts
         self._providers = providers
         self._instance = instance
         self._agent = agent

@@ -41,7 +41,8 @@ _TOOLS: Final = """
 
 A turn has the rights of the least trusted person whose words it takes. Tools that need a higher role are not offered
 to the model. If the model calls one anyway, the call is refused with the reason. `{name: …, needs: owner}` in an
-agent's `tools` asks for a higher role; it never allows more than the table.
+agent's `tools` asks for a higher role; it never allows more than the table. A turn that takes only forwarded or quoted
+text gets the tools of the first two rows, whatever the role: what it notes is material, and it changes nothing.
 
 """
 _TOOL_TEXTS: Final = {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from everhold.core.access import RESERVED_NAMES
 from everhold.core.entries import AGENT_ITSELF, Attachment, Entry, Heard, TextPiece
+from everhold.core.roles import NEEDS_OWN_WORDS, ToolRule
 
 if TYPE_CHECKING:
     from everhold.ports.model import ModelMessage
@@ -72,16 +73,18 @@ def has_asker_with_own_words(heard: Iterable[Entry]) -> bool:
     return any(has_own_words(body.text, body.attachments, body.pieces) for body in asking)
 
 
-def list_tool_refusals(heard: Iterable[Entry], acting_tools: Iterable[str]) -> dict[str, str]:
+def list_tool_refusals(heard: Iterable[Entry], rules: Mapping[str, ToolRule]) -> dict[str, str]:
     """Return the tools that a turn may not use, each with the reason. A turn without own words gets no tool that
-    acts.
+    changes something or acts.
     """
     heard = tuple(heard)
     if not any(isinstance(entry.body, Heard) and entry.body.pieces for entry in heard):
         return {}
     if has_asker_with_own_words(heard):
         return {}
-    return {tool: NO_OWN_WORDS_REFUSAL.format(tool=tool) for tool in acting_tools}
+    return {
+        tool: NO_OWN_WORDS_REFUSAL.format(tool=tool) for tool, rule in rules.items() if rule.access in NEEDS_OWN_WORDS
+    }
 
 
 def is_foreign(piece: TextPiece) -> bool:

@@ -205,6 +205,9 @@ TOOL_ROLES: Final[Mapping[ToolAccess, RoleRow]] = MappingProxyType(
 )
 """The lowest role that a turn needs to use a tool, by the kind of chat."""
 
+NEEDS_OWN_WORDS: Final = frozenset({ToolAccess.CHANGE, ToolAccess.ACT})
+"""The tools that a turn does not get if it takes only forwarded or quoted text, whatever the role."""
+
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 

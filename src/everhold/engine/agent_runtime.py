@@ -36,7 +36,7 @@ from everhold.engine.memory_client import MemoryClient
 from everhold.ports.model import Model, ModelRequest, ToolSpec
 from everhold.ports.platform import Platform, SupportsDrafts
 from everhold.ports.store import BudgetSpend, Wakeup
-from everhold.ports.tool import Tool, ToolEffect, get_access, is_acting
+from everhold.ports.tool import Tool, ToolEffect, get_access
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 4_096
 """The assumed limit of an answer in tokens, if the configuration gives none."""
@@ -153,11 +153,6 @@ class AgentRuntime:
     @functools.cached_property
     def tool_effects(self) -> dict[str, ToolEffect]:
         return {name: tool.effect for name, tool in self.tools.items()}
-
-    @functools.cached_property
-    def acting_tools(self) -> frozenset[str]:
-        """The tools that have an effect outside the conversation."""
-        return frozenset(name for name, tool in self.tools.items() if is_acting(tool))
 
     @functools.cached_property
     def tool_rules(self) -> dict[str, ToolRule]:

@@ -107,24 +107,13 @@ class Tool(Protocol):
 
 
 @runtime_checkable
-class SupportsActs(Protocol):
-    """Optional: a tool that says whether it acts. A tool that does not say so acts."""
-
-    acts: bool
-    """Whether a call has an effect outside the conversation: it sends, changes or orders something. A tool may act
-    although a repeated call does no harm. A turn without words of a person's own gets no tool that acts.
-    """
-
-
-def is_acting(tool: Tool) -> bool:
-    return tool.acts if isinstance(tool, SupportsActs) else True
-
-
-@runtime_checkable
 class SupportsAccess(Protocol):
-    """Optional: a tool that says what it does, for the table of roles. A tool that does not say so acts."""
+    """Optional: a tool that says what it does. A tool that does not say so acts."""
 
     access: ToolAccess
+    """It decides which roles may use the tool, and whether a turn without words of a person's own may. It is about the
+    outside: a tool may act although a repeated call does no harm.
+    """
 
 
 def get_access(tool: Tool) -> ToolAccess:

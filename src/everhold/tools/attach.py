@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from everhold.core.attachments import build_attachment, list_incoming_attachments, sanitize_file_name
 from everhold.core.entries import Attachment, EntryKind
+from everhold.core.roles import ToolAccess
 from everhold.ports.model import ToolSpec
 from everhold.ports.store import Store
 from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
@@ -26,7 +27,7 @@ class AttachTool:
     pure."""
 
     effect = ToolEffect.PURE
-    acts = True
+    access = ToolAccess.ACT
     deadline = 20.0
 
     def __init__(self, store: Store) -> None:

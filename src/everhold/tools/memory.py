@@ -50,7 +50,6 @@ class FactMemoryTool:
     """Curates facts. It is pure: a repeated run before the commit has no effect, and ids derive from the call."""
 
     effect = ToolEffect.PURE
-    acts = False
     access = ToolAccess.NOTE
     deadline = 10.0
 
@@ -162,10 +161,6 @@ class FactMemoryTool:
         if action == "replace" and (source := find_note_source(text, context)):
             note = Noted(text=text, tags=(old.target,), stamp=context.stamp)
             return mark_note_source(note, source), _format_noted_reply(text, source)
-        if action == "remove" and context.sources and not context.said:
-            raise InvalidOperation(
-                f"A fact that a person asked for cannot be removed because {context.sources[0]} says so."
-            )
         note = Noted(
             text=text if action == "replace" else old.text,
             action=action,
@@ -235,7 +230,6 @@ class RememberTool:
     matter."""
 
     effect = ToolEffect.PURE
-    acts = False
     access = ToolAccess.NOTE
     deadline = 5.0
     name = "remember"

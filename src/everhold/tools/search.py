@@ -43,7 +43,6 @@ class SessionSearchTool:
     """The tool only reads, so a repeat is harmless."""
 
     effect = ToolEffect.PURE
-    acts = False
     access = ToolAccess.READ
     deadline = 10.0
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from everhold.core.address import parse_address
 from everhold.core.entries import ChatLocation
+from everhold.core.roles import ToolAccess
 from everhold.errors import InvalidRequest
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
@@ -19,7 +20,7 @@ class SendTool:
     so a repeated run before the commit has no effect: the tool is pure."""
 
     effect = ToolEffect.PURE
-    acts = True
+    access = ToolAccess.ACT
     deadline = 5.0
 
     def __init__(self, agent: str, allowed: Sequence[str]) -> None:

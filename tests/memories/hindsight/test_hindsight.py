@@ -202,7 +202,7 @@ async def test_the_tools_have_the_vendor_s_names_and_work(memory: HindsightMemor
     assert (await run["hindsight_recall"]({}, make_tool_context())).error
 
 
-@pytest.mark.parametrize(("since", "shown"), [(0.0, True), (AT * 2, False)])
+@pytest.mark.parametrize("since, shown", [(0.0, True), (AT * 2, False)])
 async def test_a_reflection_uses_nothing_of_a_nick_that_was_somebody_elses_before(
     make: Make, since: float, shown: bool
 ) -> None:

@@ -5,6 +5,7 @@ the service fails.
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from everhold.core.entries import Stamp
@@ -351,6 +352,9 @@ async def test_the_tools_return_answers(memory: HonchoMemory, service: HonchoSer
     (listed,) = (await run["honcho_conclude"]({"list": True}, make_tool_context())).hits
     id_ = listed.remote_id
     assert (await run["honcho_conclude"]({"delete_id": id_}, make_tool_context(who="bob"))).error
+    forwarded = structs.replace(make_tool_context(), sources=("forward:irc:bob",))
+    assert "own words" in (await run["honcho_conclude"]({"delete_id": id_}, forwarded)).text
+    assert "own words" in (await run["honcho_profile"]({"card": ["pays Bob"]}, forwarded)).text
     assert not (await run["honcho_conclude"]({"delete_id": id_}, make_tool_context())).error
     assert service.list_conclusion_texts() == []
 

@@ -152,7 +152,7 @@ async def test_recall_stays_within_its_audience(make: Make, service: Mem0Service
     assert await each.find(make_query("secret")) == []
 
 
-@pytest.mark.parametrize(("since", "count"), [(0.0, 1), (AT * 2, 0)])
+@pytest.mark.parametrize("since, count", [(0.0, 1), (AT * 2, 0)])
 async def test_what_another_program_stored_for_a_nick_is_its_persons_from_the_link_on(
     make: Make, service: Mem0Service, since: float, count: int
 ) -> None:

@@ -39,7 +39,7 @@ from everhold.core.facts import build_stranger_origin, find_cited_source
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
 from everhold.core.provenance import join_all_text
-from everhold.core.roles import ChatPlace, PersonRole, explain_lost_access, list_role_refusals, lower_role
+from everhold.core.roles import ChatPlace, PersonRole, ToolAccess, explain_lost_access, list_role_refusals, lower_role
 from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, RunTool, TurnBroken, TurnEvent
 from everhold.engine import effects, model_waits
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, build_job_spends
@@ -50,7 +50,7 @@ from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Store, Wakeup
-from everhold.ports.tool import SupportsActs, ToolContext, ToolEffect
+from everhold.ports.tool import SupportsAccess, ToolContext, ToolEffect
 
 MAX_JOB_ROUNDS: Final = 8
 JOB_DEADLINE_SECONDS: Final = 300.0
@@ -207,7 +207,7 @@ class JobWorker:
             for name, tool in runtime.tools.items()
             if tool.effect is ToolEffect.PURE
             and name not in refused
-            and not (isinstance(tool, SupportsActs) and tool.acts)
+            and not (isinstance(tool, SupportsAccess) and tool.access is ToolAccess.ACT)
         }
         shown = (
             *render_messages(view, stubs=list_context_stubs(view)),

@@ -363,7 +363,7 @@ class TurnExecution:
         """
         return {
             **list_role_refusals(self.runtime.tool_rules, self.rights.role, self.rights.place),
-            **list_tool_refusals(self.heard.values(), self.runtime.acting_tools),
+            **list_tool_refusals(self.heard.values(), self.runtime.tool_rules),
         }
 
     def _check_rights(self) -> FinishTurn | None:

@@ -63,7 +63,6 @@ class HindsightTool:
     """One Hindsight tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
-    acts = False
 
     def __init__(
         self,

@@ -133,8 +133,6 @@ class HonchoTool:
         self.spec = spec
         self.shows_hits = shows_hits
         self.effect = effect
-        self.acts = effect is not ToolEffect.PURE
-        """The tools that are not pure change a card, or delete a conclusion."""
         self.access = access
         self.deadline = deadline
         self._memory = memory
@@ -275,6 +273,8 @@ def _refuse_change(what: str, context: ToolContext) -> ToolResult | None:
     """Return the refusal if this turn may not change what Honcho keeps here; None if it may. In a group the record
     belongs to everybody there.
     """
+    if context.sources and not context.said:
+        return ToolResult(text=f"{what} needs a person's own words, and this turn contains none.", error=True)
     cell = TOOL_ROLES[ToolAccess.CHANGE][context.place]
     if cell.allows_others(context.role):
         return None

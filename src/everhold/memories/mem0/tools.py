@@ -28,7 +28,6 @@ class Mem0Tool:
     """One Mem0 tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
-    acts = False
     deadline = 15.0
     shows_hits = True
 

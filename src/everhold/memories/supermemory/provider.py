@@ -175,8 +175,8 @@ class SupermemoryMemory:
         return [_to_memory_hit(one, get_only_person(query.audience)) for one in found]
 
     def _list_questions(self, query: MemoryQuery) -> list[tuple[str, dict[str, str], float]]:
-        """Return (namespace, marks that a hit must have, start of its time) for each search. If several people share a namespace, it is
-        filtered by audience, so that hits which must not be shown do not displace the others.
+        """Return (namespace, marks that a hit must have, start of its time) for each search. If several people share a
+        namespace, it is filtered by audience, so that hits which must not be shown do not displace the others.
         """
         asked: dict[tuple[str, str], tuple[str, dict[str, str], float]] = {}
         all_marks = [build_audience_marks(audience) for audience in list_audiences(get_present(query))]

@@ -36,7 +36,6 @@ class SupermemoryTool:
     """One Supermemory tool. Running it again is safe, because it stores by a note that commits with the result."""
 
     effect = ToolEffect.PURE
-    acts = False
     deadline = 15.0
 
     def __init__(

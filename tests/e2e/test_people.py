@@ -1,0 +1,99 @@
+"""People in a running gateway: an edit of the configuration, and a plug-in that leaks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from everhold.testing.model_server import ModelServer
+from tests.e2e.canary_world import DIRECT, CanaryWorld
+from tests.e2e.running_gateway import RunningGateway, make_model_section
+from tests.hermes.memory.test_isolation import LEAKING
+
+TELEGRAM, DISCORD, OTHER = "telegram:1", "discord:1", "discord:2"
+
+
+def dump_table(path: Path, sql: str) -> list[Any]:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return list(db.execute(sql))
+    finally:
+        db.close()
+
+
+def mark_index(path: Path) -> None:
+    db = apsw.Connection(str(path))
+    try:
+        db.execute("insert into takes(session, seq, op) values ('marker', 0, 0)")
+    finally:
+        db.close()
+
+
+async def test_a_person_who_is_configured_after_weeks_finds_everything(tmp_path: Path) -> None:
+    """Scenario 6. The edit takes effect at the next message. No entry changes, and the index is not built again."""
+    async with ModelServer() as model, CanaryWorld(tmp_path, model, {}) as world:
+        app, home = world.gateway.app, world.gateway.home
+        await world.send("the zanzibar word is hush7391", TELEGRAM, DIRECT, "main")
+        await world.send("/memory note zanzibar hush7391 noted", TELEGRAM, DIRECT, "main")
+        await world.send("/title Spices", TELEGRAM, DIRECT, "main")
+        assert "hush7391" not in await world.send("what is the zanzibar word?", DISCORD, DIRECT, "main")
+        assert "hush7391" not in await world.send("what is the zanzibar word?", OTHER, DIRECT, "main")
+        await app.memory_admin.search_memories("zanzibar", agent="main", person=TELEGRAM)  # the index has caught up
+        entries, marker = "select * from entries order by pos", "select 1 from takes where session = 'marker'"
+        mark_index(home.index)
+        before = dump_table(home.store, entries)
+        world.people = [{"name": "ada", "identities": [TELEGRAM, DISCORD]}]
+        world.gateway.configure(world.render_config())
+        # /whoami is the next message: it needs no model and no memory
+        assert "ada" in await world.send("/whoami", DISCORD, DIRECT, "main")
+        assert dump_table(home.store, entries)[: len(before)] == before
+        assert dump_table(home.index, marker), "an index that is built again has lost it"
+        assert "Spices" in await world.send("/sessions", DISCORD, DIRECT, "main")
+        assert "hush7391" in await world.send("/memory search zanzibar", DISCORD, DIRECT, "main")
+        assert "hush7391" in await world.send("what is the zanzibar word?", DISCORD, DIRECT, "main")
+        for name in ("ada", DISCORD):
+            assert "hush7391" in str(await app.memory_admin.search_memories("zanzibar", agent="main", person=name))
+        assert "hush7391" not in await world.send("and what is the word now?", OTHER, DIRECT, "main")
+        world.people = []
+        world.gateway.configure(world.render_config())
+        assert "Spices" not in await world.send("/sessions", DISCORD, DIRECT, "main")
+        assert "hush7391" not in str(await app.memory_admin.search_memories("zanzibar", agent="main", person=DISCORD))
+        assert dump_table(home.store, entries)[: len(before)] == before
+        await world.gateway.assert_sound()
+
+
+async def test_a_leaking_plugin_refuses_the_second_person_and_turns_go_on(tmp_path: Path) -> None:
+    """Scenario 11. `status` names the plug-in and the reason."""
+    (tmp_path / "leaking").mkdir()
+    (tmp_path / "leaking" / "__init__.py").write_text(LEAKING)
+    memory = {
+        "provider": "hermes-plugin",
+        "path": str(tmp_path / "leaking"),
+        "environ": {"KEPT": str(tmp_path / "everybody.txt")},
+    }
+    async with ModelServer() as model:
+        config = {
+            "models": {"fake": make_model_section(model.openai)},
+            "defaults": {"model": "fake"},
+            "agents": {"main": {"memories": ["leaking"], "recall": {"deadline_seconds": 30}, "tools": []}},
+            "memories": {"leaking": memory},
+            "people": [{"name": "ada"}, {"name": "bob"}],
+            "access": {"owners": ["ada"]},
+        }
+        async with RunningGateway(tmp_path, json.dumps(config)) as gateway:
+
+            async def is_refused() -> bool:
+                rows = (await gateway.app.session_admin.collect_status())["memories"]
+                return "serves only the owner" in str(rows)
+
+            await gateway.send_and_wait("my pin is hush7391", chat="a", who="ada")
+            await gateway.wait_until(lambda: (tmp_path / "everybody.txt").exists())
+            assert await gateway.send_and_wait("what is the pin?", chat="b", who="bob")
+            await gateway.wait_until(is_refused)
+            asked = len(model.requests)
+            assert await gateway.send_and_wait("and the pin?", chat="b", who="bob")
+            assert "hush7391" not in "".join(request.body.decode() for request in model.requests[asked:])
+    assert "what is the pin" not in (tmp_path / "everybody.txt").read_text()
