@@ -38,10 +38,13 @@ def keep_everything(services: MemoryServices, memory: str) -> None:
 
 @pytest.mark.parametrize("memory, tool, given", CASES, ids=[f"{tool}-{len(given)}" for _, tool, given in CASES])
 @pytest.mark.parametrize("how", ["erased", "undone", "taken back"])
+@pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "deletes"])
 async def test_no_tool_shows_it(
-    tmp_path: Path, services: MemoryServices, memory: str, tool: str, given: dict[str, Any], how: str
+    tmp_path: Path, services: MemoryServices, memory: str, tool: str, given: dict[str, Any], how: str, refuses: bool
 ) -> None:
-    services.honcho.derives = True
+    # Honcho keeps what it concluded from an undone message: docs/how-to/memory-honcho.md
+    concludes = memory == "honcho" and not (how == "undone" and not refuses)
+    services.honcho.derives = concludes
     more: dict[str, Any] = {"supermemory": {"namespace": "{agent}-{person}"}}
     async with ModelServer() as server:
         config = json.loads(services.config(memory, agent={"model": "m"}, **more))
@@ -55,17 +58,22 @@ async def test_no_tool_shows_it(
             await t.wait_until_idle()
             person = (await t.app.store.list_entries(session))[0].author.removeprefix("person:")
             before = await ask_tool(t, server, tool, given)
-            keep_everything(services, memory)
+            if refuses:
+                keep_everything(services, memory)
             if how == "erased":
                 report = await t.app.memory_admin.forget_person(person)
-                assert report.state in ("planned", "asked", "unconfirmed")
+                assert report.done is not refuses
             elif how == "undone":
                 await t.send_and_wait("/undo 2")
             else:
                 await t.send_and_wait(f"/memory forget {CANARY}")
+            if not refuses:
+                await t.wait_until_idle()
             after = await ask_tool(t, server, tool, given)
             assert CANARY not in after
-            if tool != "honcho_profile":  # a card is written by Honcho itself
+            if tool not in ("honcho_profile", "honcho_reasoning", "honcho_conclude") or (
+                concludes and tool != "honcho_profile"  # only Honcho itself writes a card
+            ):
                 assert CANARY in before, "the tool shows it as long as it may"
 
 
