@@ -81,13 +81,7 @@ async def ask_tool(gateway: RunningGateway, server: ModelServer, tool: str, give
     """Let the model call a tool, and return what it was shown."""
     call = ToolCall(id="c1", tool=tool, arguments=given)
     server.add_steps(ModelServerReply(calls=(call,)), ModelServerReply(text="done"))
-    count = len(await list_results(gateway))
-    await gateway.send_message("please look")
-
-    async def has_returned() -> bool:
-        return len(await list_results(gateway)) > count
-
-    await gateway.wait_until(has_returned)
+    await gateway.send_and_wait("please look")
     return (await list_results(gateway))[-1]
 
 
