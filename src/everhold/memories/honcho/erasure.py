@@ -79,8 +79,8 @@ class HonchoErasure:
         return message.peer_id in self.peers and message.peer_id not in self.shared
 
     async def list_sessions(self) -> list[SpokenSession]:
-        """Return the sessions of the workspace. Words to another agent are not among the person's own here: that agent's
-        conversations have to leave their sessions first, and it is asked for them itself.
+        """Return the sessions of the workspace. Words to another agent are not among the own ones here, because that
+        agent's conversations have to leave their sessions first. It is asked for them itself.
         """
         names = await self.memory.list_session_names()
         return [self._divide_session(name, await self.client.list_messages(name)) for name in names]
