@@ -8,8 +8,10 @@ from everhold.core.erasure import (
     PlaceErasure,
     is_ask_due,
     list_unread,
+    record_accepted,
     record_asked,
     record_began,
+    record_problem,
     record_readback,
 )
 from everhold.ports.memory import ErasureState, ProviderDeletion
@@ -60,3 +62,28 @@ def test_data_that_is_found_again_has_to_be_gone_twice_again() -> None:
     once = record_readback(record_asked(PLACE, [FOUND], now=1.0), gone, visible_after=10.0, now=2.0)
     again = record_asked(once, [FOUND], now=20.0)
     assert record_readback(again, gone, visible_after=10.0, now=21.0).state is ErasureState.ASKED
+
+
+def test_only_what_cannot_be_deleted_is_accepted() -> None:
+    place = record_accepted(record_asked(PLACE, [CANNOT, FOUND], now=1.0), now=2.0)
+    assert [(it.deletion.id, it.accepted_at) for it in place.deletions] == [(CANNOT.id, 2.0), (FOUND.id, 0.0)]
+    assert place.can_show, "the other may still be shown"
+    assert record_asked(place, [CANNOT], now=3.0).deletions[-1].accepted_at == 2.0, "it is the same"
+    more = ProviderDeletion(id=CANNOT.id, what="two rooms", state=ErasureState.CANNOT)
+    assert not record_asked(place, [more], now=3.0).deletions[-1].accepted_at
+
+
+def test_a_clock_that_was_set_back_delays_nothing_until_the_old_time() -> None:
+    gone = {FOUND.id: ErasureState.CONFIRMED}
+    once = record_readback(record_asked(PLACE, [FOUND], now=9_000_000.0), gone, visible_after=10.0, now=9_000_000.0)
+    again = record_readback(once, gone, visible_after=10.0, now=100.0)
+    assert again.state is ErasureState.ASKED, "nobody knows how long ago the first reading was"
+    assert record_readback(again, gone, visible_after=10.0, now=110.0).state is ErasureState.CONFIRMED
+
+
+def test_a_place_is_asked_again_after_the_clock_was_set_back() -> None:
+    asked = record_asked(PLACE, [FOUND], now=9_000_000.0)
+    back = record_problem(asked, "down", now=100.0)
+    late = record_problem(back, "down", now=100.0 + UNCONFIRMED_AFTER_SECONDS)
+    assert late.state is ErasureState.UNCONFIRMED
+    assert is_ask_due(late, now=100.0 + UNCONFIRMED_AFTER_SECONDS), "it was asked in the future"

@@ -10,6 +10,8 @@ import pytest
 
 from everhold.admin.forgetting import BackupHolding
 from everhold.core.entries import Said
+from everhold.engine.memory.recall import HitJudge
+from everhold.errors import Transient
 from everhold.ports.memory import ErasureTarget, MemoryCapability, MemoryHit, MemoryQuery, ProviderDeletion
 from everhold.ports.store import StateNamespace
 from everhold.testing.fakes import FakeMemoryProvider, get_memory_text
@@ -98,6 +100,8 @@ class TestReturning:
         assert OTHER in other.words
         report = gateway.run(memory(gateway).forget_person("ada"))
         assert OTHER not in other.words, "a place that had confirmed is asked again"
+        gateway.run(memory(gateway).resume_erasures())
+        assert len(gateway.run(memory(gateway).list_erasures())) == 1, "the first has become part of the second"
         assert place_of(report, "b").state == "confirmed"
         assert OTHER not in live(gateway)
 
@@ -126,7 +130,10 @@ class TestReturning:
     def test_two_commands_at_once_are_one_erasure_after_the_other(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         admin = memory(gateway)
-        reports = gateway.run(_gather(admin.forget_person("ada"), admin.forget_person("ada")))
+        provider.visible_after = 20.0  # the first is still reading back when the second comes
+        provider.works = True
+        reports = gateway.run(_gather(admin.forget_person("ada"), _wait_and(admin.forget_person, "ada")))
+        provider.works = False
         assert {it.state for it in reports} == {"asked"}
         assert len(gateway.run(admin.list_erasures())) == 1
         provider.work()
@@ -134,6 +141,11 @@ class TestReturning:
         assert gateway.run(admin.list_erasures())[0].state == "confirmed"
         assert gateway.run(admin.collect_status())["forgetting"] == []
         gateway.assert_sound()
+
+
+async def _wait_and(forget: Any, person: str) -> Any:
+    await asyncio.sleep(0.5)
+    return await forget(person)
 
 
 async def _gather(*work: Any) -> list[Any]:
@@ -197,6 +209,25 @@ class TestRestoring:
         gateway.run(admin.finish_unfinished())
         assert place_of(gateway.run(admin.list_erasures())[0], "a").state == "asked"
         assert run_tool(gateway, "later_reason", "person:ada").error
+
+    def test_a_restored_record_that_was_asked_since_is_not_confirmed_by_silence(
+        self, gateway: InProcessGateway
+    ) -> None:
+        provider = start(gateway)
+        provider.faults.fail_next(Transient("down"), times=2)
+        gateway.run(memory(gateway).forget_person("ada"))
+        copy = save_store(gateway)
+        gateway.run(memory(gateway).finish_unfinished())
+        assert provider.targets
+        admin = restore_store(gateway, copy)
+        gateway.run(admin.resume_erasures(restored=True))
+
+        async def name_nothing(target: ErasureTarget) -> Sequence[ProviderDeletion]:
+            return []
+
+        provider.forget = name_nothing  # type: ignore[method-assign]
+        gateway.run(admin.finish_unfinished())
+        assert place_of(gateway.run(admin.list_erasures())[0], "a").state == "asked"
 
     def test_what_was_said_after_the_erasure_survives_a_restore(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
@@ -348,3 +379,19 @@ def test_a_backup_that_is_made_while_an_erasure_waits_contains_it(gateway: InPro
     began = gateway.clock.now()
     gateway.run(admin.forget_person("ada"))
     assert asked[-1] >= began + 30
+
+
+def test_a_note_that_was_taken_back_is_known_by_its_text(gateway: InProcessGateway) -> None:
+    """Some services keep a note without its key."""
+    notes = gateway.runtimes.notes
+    assert notes is not None
+    gateway.send_message(f"/memory note {CANARY} it is")
+    assert not gateway.run(notes.list_retracted_texts("main"))
+    gateway.send_message(f"/memory forget {CANARY}")
+    assert f"{CANARY} it is" in gateway.run(notes.list_retracted_texts("main"))
+    assert not gateway.run(notes.list_retracted_texts("other"))
+    judge = HitJudge(gateway.store, notes, agent="main", audience=("person:ada",))
+    (judged,) = gateway.run(judge.judge_hits("a", [MemoryHit(text=f"{CANARY} it is")]))
+    assert judged.objection == "taken back"
+    gateway.send_message(f"/memory note {CANARY} it is")
+    assert f"{CANARY} it is" not in gateway.run(notes.list_retracted_texts("main"))

@@ -215,6 +215,25 @@ class TestStates:
         gateway.pass_time(DAY)
         assert gateway.run(admin.list_erasures())[0].state == "confirmed"
 
+    def test_a_provider_that_is_down_for_days_is_asked_when_it_is_back(self, gateway: InProcessGateway) -> None:
+        provider = ForgettingProvider()
+        gateway.runtimes.memories = {"a": provider}
+        gateway.send_message(f"my secret is {CANARY}")
+        admin = memory(gateway)
+        gateway.loop.create_task(admin.keep_finishing_unfinished())
+        provider.faults.fail_next(Transient("down"), times=10_000)
+        assert gateway.run(admin.forget_person("ada")).state == "planned"
+        gateway.pass_time(DAY / 2)
+        assert gateway.run(admin.list_erasures())[0].state == "planned"
+        gateway.pass_time(2 * DAY)
+        (listed,) = gateway.run(admin.list_erasures())
+        assert (listed.state, CANARY in provider.words) == ("unconfirmed", True)
+        assert "down" in place_of(listed, "a").problem
+        provider.faults = type(provider.faults)()
+        gateway.pass_time(2 * 3_600)
+        assert gateway.run(admin.list_erasures())[0].state == "confirmed"
+        assert CANARY not in provider.words
+
     def test_one_clean_reading_is_not_enough(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         provider.visible_after = 600.0

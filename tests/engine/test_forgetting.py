@@ -492,7 +492,7 @@ class TestInTheMiddle:
         gateway.assert_sound()
 
     @pytest.mark.parametrize("after", [False, True])
-    @pytest.mark.parametrize("number", [1, 2, 3])
+    @pytest.mark.parametrize("number", range(1, 16))
     def test_an_erasure_interrupted_by_a_crash_is_finished_by_the_next_process(
         self, gateway: InProcessGateway, number: int, after: bool
     ) -> None:

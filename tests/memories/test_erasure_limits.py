@@ -88,3 +88,12 @@ async def test_a_note_from_before_goes(memory: Any, services: MemoryServices) ->
     await memory.store(make_batch(make_exchange(1, OLD), make_note(3, f"a note on {OLD}"), name="dm"))
     await memory.forget(target(keys=("s1:1", "s1:3:note")))
     assert OLD not in await find_texts(memory, services)
+
+
+async def test_what_the_log_does_not_know_goes_only_if_it_is_older(memory: Any, services: MemoryServices) -> None:
+    """After a restore, the log does not know what a person said who came back."""
+    await memory.store(make_batch(make_exchange(1, NEW), name="dm"))
+    assert not [it for it in await memory.forget(target(keys=(), before=1_000.0)) if it.count]
+    assert NEW in await find_texts(memory, services)
+    await memory.forget(target(keys=()))
+    assert memory.__class__.__name__ == "HindsightMemory" or NEW not in await find_texts(memory, services)

@@ -343,7 +343,7 @@ class MemoryTool:
         if not getattr(tool, "shows_hits", False) and await self._is_withheld(context):
             return ToolResult(
                 text=f"{self.spec.name} is not available here now: {self._instance} has not confirmed that it deleted "
-                "erased text, and its answers cannot be checked. Tools that search still work.",
+                "erased or undone text, and its answers cannot be checked. Tools that search still work.",
                 error=True,
             )
         registry = self._providers.peers
@@ -361,7 +361,7 @@ class MemoryTool:
         return await self._render_hits(result, context)
 
     async def _is_withheld(self, context: ToolContext) -> bool:
-        """Whether the memory may reason from something that is being erased, for the people present."""
+        """Whether the memory may reason from something that is being erased or was undone, for the people present."""
         if self._providers.make_judge is None:
             return False
         store = self._providers.make_judge(self._agent, context.stamp).store

@@ -23,6 +23,8 @@ class FactCache:
         self._read_upto_pos = 0
         self._notes: dict[str, dict[tuple[str, int], Entry]] = {}
         """Agent -> its notes about facts, in commit order."""
+        self._plain_notes: dict[str, dict[tuple[str, int], Entry]] = {}
+        """Agent -> its other notes."""
         self._superseding: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}
         """(session, seq) of a note -> the notes of its session that replace it, and their audiences."""
         self._agents: dict[str, str] = {}
@@ -58,6 +60,17 @@ class FactCache:
         people = await self.store.get_people()
         return {(entry.session, entry.seq) for entry in noted if not self._is_in_force(entry, facts, people)}
 
+    async def list_retracted_texts(self, agent: str) -> frozenset[str]:
+        """Return the texts of notes that were replaced or taken back, and that no note in force has."""
+        facts = await self.list_versions(agent)
+        people = await self.store.get_people()
+        valid = {it.text.strip() for it in facts if it.valid_until is None}
+        gone = {it.text.strip() for it in facts if it.valid_until is not None}
+        for entry in self._plain_notes.get(agent, {}).values():
+            assert isinstance(entry.body, Noted)
+            (valid if self._is_in_force(entry, facts, people) else gone).add(entry.body.text.strip())
+        return frozenset(gone - valid)
+
     def _is_in_force(self, entry: Entry, facts: Iterable[Fact], people: PeopleDirectory) -> bool:
         assert isinstance(entry.body, Noted)
         if is_fact_note(entry):
@@ -83,13 +96,16 @@ class FactCache:
             for (session, _), superseding in self._superseding.items():
                 for seq in entry.body.seqs if session == entry.session else ():
                     superseding.pop(seq, None)
-            agent = self._agents.get(entry.session)
-            for seq in entry.body.seqs if agent is not None else ():
-                if agent is not None and self._notes[agent].pop((entry.session, seq), None) is not None:
+            agent = self._agents.get(entry.session, "")
+            for seq in entry.body.seqs:
+                self._plain_notes.get(agent, {}).pop((entry.session, seq), None)
+                if self._notes.get(agent, {}).pop((entry.session, seq), None) is not None:
                     self._facts_by_agent.pop(agent, None)
-        elif is_fact_note(entry):
+        elif isinstance(entry.body, Noted):
             if entry.session not in self._agents:
                 self._agents[entry.session] = (await self.store.get_session(entry.session)).agent
             agent = self._agents[entry.session]
-            self._notes.setdefault(agent, {})[entry.session, entry.seq] = entry
-            self._facts_by_agent.pop(agent, None)
+            is_fact = is_fact_note(entry)
+            (self._notes if is_fact else self._plain_notes).setdefault(agent, {})[entry.session, entry.seq] = entry
+            if is_fact:
+                self._facts_by_agent.pop(agent, None)

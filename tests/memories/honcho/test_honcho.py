@@ -494,10 +494,12 @@ async def test_a_session_that_two_agents_share_is_rebuilt_or_named(make: Make, s
 async def test_two_peers_of_one_person_are_not_other_people(make: Make, service: HonchoService) -> None:
     memory = make(user_peer_aliases={"telegram:1": "ada", "matrix:a": "lady"})
     for number, who in enumerate(("telegram:1", "matrix:a"), start=1):
-        await memory.store(make_batch(make_exchange(number, f"as {who}", who=who), name="dm"))
+        mine = (make_exchange(number, f"as {who}", who=who), make_note(number + 10, f"fact of {who}", who=who))
+        await memory.store(make_batch(*mine, name="dm"))
     assert "other people" in (await forget(memory, "telegram:1")).kept[0]
     forgotten = await forget(memory, "telegram:1", "matrix:a")
     assert forgotten.kept == []
+    assert service.list_conclusion_texts() == [], "under both peers, before the session is deleted"
     service.work()
     assert service.texts("dm") == []
 

@@ -1,7 +1,7 @@
 """What was erased, undone or taken back stays hidden until the memory that has it has confirmed the deletion.
 
 A hit with a key or a place is judged by the log. A hit without one, and text that a memory reasons out, is withheld
-from everybody for whom the memory may have concluded something from erased text.
+from everybody for whom the memory may have concluded something from such text.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from everhold.core.consumers import memory_consumer
+from everhold.core.entries import Changed, Entry, Noted, OperationsUndone
 from everhold.core.erasure import PersonErasure, is_concerned, list_erased_keys, list_kept_keys
 from everhold.core.exchange import get_original_key
+from everhold.core.forgetting import get_stamp
 from everhold.engine.facts import FactCache
 from everhold.errors import NotFound
 from everhold.ports.memory import MemoryHit
 from everhold.ports.store import StateNamespace, Store
 
-UNCONFIRMED_ERASURE: Final = "the memory has not confirmed an erasure"
+UNCONFIRMED_ERASURE: Final = "the memory has not confirmed a deletion"
 """Why a hit without a key is not shown."""
 
 
@@ -30,12 +33,43 @@ async def load_erasures(store: Store) -> list[PersonErasure]:
 
 
 async def is_withheld(store: Store, memory: str, *, agent: str, audience: Collection[str]) -> bool:
-    """Return whether a memory may still tell these people something that is being erased."""
+    """Return whether a memory may still tell these people something that is being erased, or that was undone or taken
+    back and that it was not told yet.
+    """
+    members = {*audience, *(await store.get_people()).expand_audience(tuple(audience)).list_members()}
     erasures = [it for it in await load_erasures(store) if _has_unconfirmed(it, memory, agent)]
-    if not erasures:
-        return False
-    present = (await store.get_people()).expand_audience(tuple(audience)).list_members()
-    return any(is_concerned(it, {*audience, *present}) for it in erasures)
+    if any(is_concerned(it, members) for it in erasures):
+        return True
+    return await _has_pending_retraction(store, memory, agent=agent, members=members)
+
+
+async def _has_pending_retraction(store: Store, memory: str, *, agent: str, members: Collection[str]) -> bool:
+    """Return whether something that these people could hear was undone or taken back, and is not delivered yet."""
+    consumer = memory_consumer(memory)
+    pending = {
+        cursor.session
+        for cursor in await store.list_cursors(consumer=consumer, waiting=True)
+        if any(map(_is_retraction, await store.list_entries(cursor.session, after=cursor.processed_seq)))
+    }
+    for refused in await store.list_dead_letters(consumer=consumer):
+        if _is_retraction(await store.get_entry(refused.session, refused.seq)):
+            pending.add(refused.session)
+    for id in pending:
+        stamps = (get_stamp(entry) for entry in await store.list_entries(id))
+        heard_by = {member for stamp in stamps if stamp is not None for member in stamp.audience}
+        if not heard_by.isdisjoint(members) and (await store.get_session(id)).agent == agent:
+            return True
+    return False
+
+
+def _is_retraction(entry: Entry) -> bool:
+    match entry.body:
+        case Changed(change=OperationsUndone()):
+            return True
+        case Noted(action=action):
+            return action != "add"
+        case _:
+            return False
 
 
 def _has_unconfirmed(erasure: PersonErasure, memory: str, agent: str) -> bool:
@@ -92,7 +126,5 @@ class TombstoneFilter(Struct):
     async def _list_retracted_texts(self) -> frozenset[str]:
         """The texts of notes that were replaced or taken back. Some services keep a note without its key."""
         if self._retracted is None:
-            versions = await self.notes.list_versions(self.agent) if self.notes is not None else []
-            valid = {it.text.strip() for it in versions if it.valid_until is None}
-            self._retracted = frozenset(it.text.strip() for it in versions if it.valid_until is not None) - valid
+            self._retracted = await self.notes.list_retracted_texts(self.agent) if self.notes else frozenset()
         return self._retracted

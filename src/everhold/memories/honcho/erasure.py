@@ -79,15 +79,11 @@ class HonchoErasure:
         return message.peer_id in self.peers and message.peer_id not in self.shared
 
     async def list_sessions(self) -> list[SpokenSession]:
-        """Return the sessions of this agent. In a workspace that several agents share, each agent's conversations are
-        its own to leave, and so are their sessions to delete.
+        """Return the sessions of the workspace. Words to another agent are not among the own ones here, because that
+        agent's conversations have to leave their sessions first. It is asked for them itself.
         """
-        found = []
-        for name in await self.memory.list_session_names():
-            said = await self.client.list_messages(name)
-            if not said or not all(map(self._is_of_another_agent, said)):
-                found.append(self._divide_session(name, said))
-        return found
+        names = await self.memory.list_session_names()
+        return [self._divide_session(name, await self.client.list_messages(name)) for name in names]
 
     def _divide_session(self, name: str, said: Sequence[Any]) -> SpokenSession:
         """Divide the messages of a session into those that go and those that stay."""
