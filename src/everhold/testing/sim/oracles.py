@@ -457,7 +457,12 @@ async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[st
     found = []
     for session, log in facts.logs.items():
         erased = any(isinstance(entry.body, Erased) for each in facts.logs.values() for entry in each)
-        thoughts = [e.seq for e in log if isinstance(e.body, Thought) and e.body.request]
+        # the recall of a turn may be deleted without an erasure in the log, when somebody who was present is forgotten
+        thoughts = [
+            e.seq
+            for e in log
+            if isinstance(e.body, Thought) and e.body.request and (not e.body.recall or e.body.recall in facts.blobs)
+        ]
         for seq in thoughts[-2:]:
             context = await control.load_context(session, at=seq)
             if not context.exact and not erased:
