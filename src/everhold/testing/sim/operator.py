@@ -146,7 +146,7 @@ class SimOperator:
         self.world.stats["people forgotten"] += 1
         identity = self.rng.choice(known)
         self.world.record("operator", f"forgets {identity}")
-        self.witness.forget_requests.append((self.world.loop.time(), identity))
+        self.witness.record_forget_order(identity)
         return forgetter.forget_person(identity)
 
     async def _link_identity(self, control: SessionAdmin, identity: str) -> None:
