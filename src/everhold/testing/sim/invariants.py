@@ -251,7 +251,8 @@ class InvariantWitness:
 
     def _read_turn(self, session: str, op: int) -> tuple[int, set[str]]:
         """Return the epoch of the people at the beginning of a turn, and the identities whose messages it took."""
-        epoch, takes = 0, []
+        epoch = 0
+        takes: list[int] = []
         for kind, body in self._connection.execute(
             "select kind, body from entries where session = ? and op = ? and kind in ('began', 'took')", (session, op)
         ):

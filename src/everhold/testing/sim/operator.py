@@ -99,7 +99,8 @@ class SimOperator:
             case "join" | "part":
                 return self._change_people(control, action)
             case "alias":
-                return self._edit_alias()
+                self._edit_alias()
+                return None
             case "forget":
                 return self._forget_person()
             case "link":
