@@ -100,8 +100,6 @@ class InvariantWitness:
         self.people = PeopleRecord(world)
         self.forgotten: set[str] = set()
         """Secrets that were erased because their author was forgotten."""
-        self.secret_authors: dict[str, str] = {}
-        """secret -> the identity that said it."""
         self.forget_orders: list[ForgetOrder] = []
         self.places_to_erase: dict[str, frozenset[tuple[str, int]]] = {}
         """The id of a forgetting -> the messages that it has to erase."""
@@ -181,7 +179,6 @@ class InvariantWitness:
                     self.session_of.setdefault(token, change.session)
                 for secret in SECRET_PATTERN.findall(draft.body.text):
                     self.secrets[change.session, seq] = secret
-                    self.secret_authors[secret] = draft.author.removeprefix(PERSON_MEMBER)
             elif isinstance(draft.body, Erased):
                 for each in draft.body.seqs:
                     if (change.session, each) in self.secrets:
@@ -312,10 +309,11 @@ class InvariantWitness:
         self.forget_orders.append(ForgetOrder(self.world.loop.time(), identity, places))
 
     def check_deleted(self, memory: str, erasure: PersonErasure) -> None:
-        """Check that a memory which has confirmed a forgetting has nothing of the person any more."""
+        """Check that a memory which has confirmed a forgetting has nothing that was erased for it."""
+        erased = {self.secrets.get(place, "") for place in self.places_to_erase.get(erasure.id, ())} & self.forgotten
         for text in self.list_memory_texts(memory):
             for secret in SECRET_PATTERN.findall(text):
-                if secret in self.forgotten and self.secret_authors[secret] in erasure.identities:
+                if secret in erased:
                     self.report_problem(f"{memory} has confirmed a deletion and still has {secret}")
 
     def check_present(self, query: MemoryQuery) -> None:
