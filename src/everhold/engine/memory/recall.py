@@ -310,16 +310,8 @@ async def _ask_memories(
     names = [name for name in runtime.recall_memories if runtimes.find_memory(name, session.agent) is not None]
     registry = build_peer_registry(gates, runtimes)
     present = (await gates.store.get_people()).expand_audience(stamp.audience)
-    asked = [
-        _ask_memory(
-            gates,
-            runtimes,
-            runtime,
-            name,
-            await _build_query(registry, present, session, name, text, stamp, visible, runtime),
-        )
-        for name in names
-    ]
+    queries = [await _build_query(registry, present, session, name, text, stamp, visible, runtime) for name in names]
+    asked = [_ask_memory(gates, runtimes, runtime, name, query) for name, query in zip(names, queries, strict=True)]
     # Most agents have one memory, and a separate task for one call would be wasted.
     found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     return dict(zip(names, found, strict=True))

@@ -295,7 +295,8 @@ class SimHost:
         store = SqliteStore.open(
             self.world.disk, chance=SimRandom(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
         )
-        store.writer = PowerCutWriter(store.writer.db, store.path, self.world.power)
+        writer = PowerCutWriter(store.writer.db, store.path, self.world.power)
+        writer.bulk_writer, store.writer = store.writer.bulk_writer, writer
         self._connections.append(store)
         return store
 

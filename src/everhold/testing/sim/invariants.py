@@ -7,7 +7,7 @@ tables of the store under test.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import apsw
@@ -59,6 +59,14 @@ class AliasEdit(NamedTuple):
     peer: str
 
 
+class ForgetOrder(NamedTuple):
+    """The operator ordered to forget somebody. `heard` has the places of all messages by then, by their author."""
+
+    at: float
+    identity: str
+    heard: Mapping[str, frozenset[tuple[str, int]]]
+
+
 class BusyService(Transient):
     """A remote service names the time after which to retry."""
 
@@ -92,10 +100,9 @@ class InvariantWitness:
         self.people = PeopleRecord(world)
         self.forgotten: set[str] = set()
         """Secrets that were erased because their author was forgotten."""
-        self.secret_authors: dict[str, str] = {}
-        """secret -> the identity that said it."""
-        self.forget_requests: list[tuple[float, str]] = []
-        """When the operator ordered to forget whom."""
+        self.forget_orders: list[ForgetOrder] = []
+        self.places_to_erase: dict[str, frozenset[tuple[str, int]]] = {}
+        """The id of a forgetting -> the messages that it has to erase."""
         self.aliases: dict[tuple[str, str], AliasEdit] = {}
         """(memory, identity) -> the last edit."""
         self.linked: list[str] = []
@@ -172,7 +179,6 @@ class InvariantWitness:
                     self.session_of.setdefault(token, change.session)
                 for secret in SECRET_PATTERN.findall(draft.body.text):
                     self.secrets[change.session, seq] = secret
-                    self.secret_authors[secret] = draft.author.removeprefix(PERSON_MEMBER)
             elif isinstance(draft.body, Erased):
                 for each in draft.body.seqs:
                     if (change.session, each) in self.secrets:
@@ -242,7 +248,8 @@ class InvariantWitness:
 
     def _read_turn(self, session: str, op: int) -> tuple[int, set[str]]:
         """Return the epoch of the people at the beginning of a turn, and the identities whose messages it took."""
-        epoch, takes = 0, []
+        epoch = 0
+        takes: list[int] = []
         for kind, body in self._connection.execute(
             "select kind, body from entries where session = ? and op = ? and kind in ('began', 'took')", (session, op)
         ):
@@ -276,7 +283,7 @@ class InvariantWitness:
             if write.namespace is not StateNamespace.ERASURE or write.value is None:
                 continue
             erasure = msgspec.json.decode(write.value, type=PersonErasure)
-            if not any(it.asked_at or it.first_tried_at for it in erasure.places):
+            if erasure.id not in self.places_to_erase:
                 self._check_forgotten_identities(erasure)
             for place in erasure.places:
                 if place.state is ErasureState.CONFIRMED:
@@ -284,17 +291,29 @@ class InvariantWitness:
 
     def _check_forgotten_identities(self, erasure: PersonErasure) -> None:
         """Check that a forgetting includes all identities that the person had when it was ordered."""
-        ordered = [at for at, identity in self.forget_requests if identity in erasure.identities]
-        moments = self.people.list_moments_since(min(ordered, default=0.0))
+        orders = [it for it in self.forget_orders if it.identity in erasure.identities]
+        heard = [orders[-1].heard.get(it, frozenset()) for it in erasure.identities] if orders else []
+        self.places_to_erase[erasure.id] = frozenset().union(*heard)
+        moments = self.people.list_moments_since(min((it.at for it in orders), default=0.0))
         groups = [self.people.list_same_person(erasure.identities[0], moment) for moment in moments]
         if set(erasure.identities) not in groups:
             self.report_problem(f"{list(erasure.identities)} are forgotten, but the person is {sorted(groups[0])}")
 
+    def record_forget_order(self, identity: str) -> None:
+        heard: dict[str, set[tuple[str, int]]] = {}
+        for author, session, seq in self._connection.execute(
+            "select author, session, seq from entries where kind = 'heard' and body is not null"
+        ):
+            heard.setdefault(author.removeprefix(PERSON_MEMBER), set()).add((session, seq))
+        places = {author: frozenset(found) for author, found in heard.items()}
+        self.forget_orders.append(ForgetOrder(self.world.loop.time(), identity, places))
+
     def check_deleted(self, memory: str, erasure: PersonErasure) -> None:
-        """Check that a memory which has confirmed a forgetting has nothing of the person any more."""
+        """Check that a memory which has confirmed a forgetting has nothing that was erased for it."""
+        erased = {self.secrets.get(place, "") for place in self.places_to_erase.get(erasure.id, ())} & self.forgotten
         for text in self.list_memory_texts(memory):
             for secret in SECRET_PATTERN.findall(text):
-                if secret in self.forgotten and self.secret_authors[secret] in erasure.identities:
+                if secret in erased:
                     self.report_problem(f"{memory} has confirmed a deletion and still has {secret}")
 
     def check_present(self, query: MemoryQuery) -> None:

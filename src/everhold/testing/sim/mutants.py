@@ -687,8 +687,10 @@ class KnowsNoTombstones(GatedStore):
         found = await super().list_entries(session, **how)
         return [] if how.get("kinds") == (EntryKind.ERASED,) and how.get("limit") == 1 else found
 
-    async def list_state_records(self, namespace: StateNamespace, **how: Any) -> list[StateRecord]:
-        return [] if namespace is StateNamespace.ERASURE else await super().list_state_records(namespace, **how)
+    async def list_state_records(
+        self, namespace: StateNamespace | None = None, *, scope: str | None = None
+    ) -> list[StateRecord]:
+        return [] if namespace is StateNamespace.ERASURE else await super().list_state_records(namespace, scope=scope)
 
 
 class AnswersTooSoon(GatedStore):

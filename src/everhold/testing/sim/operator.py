@@ -99,7 +99,8 @@ class SimOperator:
             case "join" | "part":
                 return self._change_people(control, action)
             case "alias":
-                return self._edit_alias()
+                self._edit_alias()
+                return None
             case "forget":
                 return self._forget_person()
             case "link":
@@ -146,7 +147,7 @@ class SimOperator:
         self.world.stats["people forgotten"] += 1
         identity = self.rng.choice(known)
         self.world.record("operator", f"forgets {identity}")
-        self.witness.forget_requests.append((self.world.loop.time(), identity))
+        self.witness.record_forget_order(identity)
         return forgetter.forget_person(identity)
 
     async def _link_identity(self, control: SessionAdmin, identity: str) -> None:

@@ -102,6 +102,10 @@ async def check_all(
     people = await store.get_people()
     erasures = await load_erasures(store)
     for erasure in erasures:
+        left = [it for it in witness.places_to_erase.get(erasure.id, ()) if logs[it[0]][it[1] - 1].body is not None]
+        # it selects by time, so a clock that was set back makes it miss the newest messages
+        if erasure.log_erased and left and not any(by < 0 for _, by in world.jumps):
+            witness.report_problem(f"{list(erasure.identities)} were forgotten, but {sorted(left)} are in the log")
         for place in erasure.places:
             if place.state is ErasureState.CONFIRMED:
                 witness.check_deleted(place.memory, erasure)
@@ -457,7 +461,12 @@ async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[st
     found = []
     for session, log in facts.logs.items():
         erased = any(isinstance(entry.body, Erased) for each in facts.logs.values() for entry in each)
-        thoughts = [e.seq for e in log if isinstance(e.body, Thought) and e.body.request]
+        # the recall of a turn may be deleted without an erasure in the log, when somebody who was present is forgotten
+        thoughts = [
+            e.seq
+            for e in log
+            if isinstance(e.body, Thought) and e.body.request and (not e.body.recall or e.body.recall in facts.blobs)
+        ]
         for seq in thoughts[-2:]:
             context = await control.load_context(session, at=seq)
             if not context.exact and not erased:

@@ -26,7 +26,7 @@ class PeopleMoment(NamedTuple):
     """Identity -> person."""
 
 
-class Parting(NamedTuple):
+class PersonParting(NamedTuple):
     """An unlink. From then on the identities must not see each other's words."""
 
     n: int
@@ -42,7 +42,7 @@ class PeopleRecord:
         self.world = world
         self.events: list[PeopleEvent] = []
         self.moments = [PeopleMoment(0, 0.0, {})]
-        self.partings: list[Parting] = []
+        self.partings: list[PersonParting] = []
         self._directories: dict[int, PeopleDirectory] = {}
 
     def read_events(self, connection: apsw.Connection) -> None:
@@ -91,7 +91,7 @@ class PeopleRecord:
                 person_of[event.identity] = event.person
             case PeopleAction.UNLINKED:
                 together = frozenset(it for it, person in person_of.items() if person == event.person)
-                self.partings.append(Parting(event.n, now, together | {event.identity}))
+                self.partings.append(PersonParting(event.n, now, together | {event.identity}))
                 person_of.pop(event.identity, None)
             case PeopleAction.FORGOTTEN:
                 person_of = {it: person for it, person in person_of.items() if person != event.person}

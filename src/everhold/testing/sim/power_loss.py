@@ -6,10 +6,12 @@ checks that its loss breaks no promise.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import apsw
 
+from everhold.errors import EverholdError
 from everhold.stores.sqlite.writer import InlineWriter, T, WriteJob
 
 
@@ -44,7 +46,7 @@ class DiskPower:
 
 
 class PowerCutWriter(InlineWriter):
-    """Writes to a disk that may lose its power."""
+    """Writes to a disk that may lose its power. Every second plain message takes the way of many messages at once."""
 
     def __init__(self, db: apsw.Connection, path: Path, power: DiskPower) -> None:
         super().__init__(db, path)
@@ -55,7 +57,20 @@ class PowerCutWriter(InlineWriter):
     ) -> T:
         if not durable:
             self._power.mark_unsynced()
-        result = await super().write(job)
+        in_bulk = alike is not None and self.bulk_writer is not None and self.jobs % 2 == 1
+        result = await super().write(functools.partial(self._write_in_bulk, job, alike) if in_bulk else job)
         if durable:
             self._power.mark_synced()
+        return result
+
+    def _write_in_bulk(self, job: WriteJob[T], alike: object, cursor: apsw.Cursor) -> T:
+        """Run a job as a bulk of one. If that is not possible, run it alone, as the real writer does."""
+        assert self.bulk_writer is not None
+        cursor.execute("savepoint bulk")
+        try:
+            result: T = self.bulk_writer(cursor, [alike])[0]
+        except (apsw.Error, EverholdError):
+            cursor.execute("rollback to bulk")
+            result = job(cursor)
+        cursor.execute("release bulk")
         return result
