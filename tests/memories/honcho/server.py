@@ -106,6 +106,15 @@ class HonchoDatabase:
         )
         return dump.read_text()
 
+    def list_messages(self, workspace: str) -> list[str]:
+        """Return the texts of all messages of a workspace."""
+        output = self._home / "messages.txt"
+        sql = f"select content from messages where workspace_name = '{workspace}' order by id"
+        self._run(
+            "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-At", "-c", sql, "-o", str(output)
+        )
+        return output.read_text().splitlines()
+
     def _run(self, program: str, *words: str) -> None:
         environ = {"PATH": os.defpath, "HOME": str(self._home), "LC_ALL": "C"}
         command = [str(self._programs / program), *words]
