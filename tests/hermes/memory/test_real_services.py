@@ -74,7 +74,7 @@ async def test_a_resend_to_honcho_stores_nothing_twice(
     settings = configure(harness, python, "honcho", honcho_server.url, workspace="resent")
     turns = [make_exchange(text, key=str(number)) for number, text in enumerate(TALK)]
     note = make_note("Ada never parks her bicycle in the cellar overnight")
-    batches = [make_batch(item) for item in (*turns, note)]
+    batches = [*map(make_batch, turns), make_batch(note)]
     async with harness.open(**settings) as plugin:
         for batch in batches:
             await plugin.store(batch)

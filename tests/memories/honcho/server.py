@@ -35,7 +35,15 @@ _encoding = tiktoken.Encoding("bytes", pat_str=r"[\\s\\S]", mergeable_ranks=_byt
 tiktoken.get_encoding = tiktoken.encoding_for_model = lambda *_: _encoding
 """
 """Honcho counts tokens with a table that it would download. Every byte is a token here, so nothing is downloaded."""
-FEATURES = ("DERIVER", "SUMMARY", "DREAM__DEDUCTION", "DREAM__INDUCTION")
+LEVELS = ("minimal", "low", "medium", "high", "max")
+FEATURES = (
+    "DERIVER",
+    "SUMMARY",
+    "DREAM__DEDUCTION",
+    "DREAM__INDUCTION",
+    *(f"DIALECTIC_LEVELS__{level}_" for level in LEVELS),
+)
+"""What asks a language model. Each of them asks ours, and nothing on the internet."""
 
 
 def find_checkout() -> Path | None:
