@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PICTURED = [
+    ROOT / "docs" / name
+    for name in (
+        "explanation/whose-memory-is-it.md",
+        "how-to/access-and-pairing.md",
+        "how-to/forget-a-person.md",
+        "how-to/move-from-hermes-agent.md",
+    )
+]
+"""The pages about people, which share one picture."""
 PROMISES = sorted((ROOT / "docs" / "promises").glob("*.md"))
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -38,3 +49,25 @@ def test_every_decision_is_in_the_list() -> None:
     pages = ROOT / "docs" / "adr"
     listed = LINK.findall((pages / "README.md").read_text())
     assert [page.name for page in sorted(pages.glob("0*.md")) if page.name not in listed] == []
+
+
+@pytest.mark.parametrize("page", PICTURED, ids=lambda page: page.stem)
+def test_a_page_about_people_shows_the_picture_and_names_existing_tests(page: Path) -> None:
+    text = page.read_text()
+    assert "(../images/people.svg)" in text
+    rows = [line for line in text.partition("## Tests\n")[2].splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 8
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, test in named:
+            there = [it for it in ROOT.glob(f"tests/**/{file}") if f"def {test}(" in it.read_text()]
+            assert there, f"{file}::{test}"
+
+
+def test_the_picture_can_be_read_aloud() -> None:
+    picture = ElementTree.parse(ROOT / "docs" / "images" / "people.svg").getroot()
+    title, description = (picture.findtext(f"{{http://www.w3.org/2000/svg}}{name}") for name in ("title", "desc"))
+    assert title
+    assert description
+    assert picture.get("aria-labelledby") == "t d"

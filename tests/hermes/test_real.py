@@ -14,6 +14,7 @@ from typing import Any
 
 import apsw
 import pytest
+from ruamel.yaml import YAML
 
 from bench.gateway import hermes_python
 from everhold.app import SystemRandomSource
@@ -34,6 +35,7 @@ from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.model_server import ModelServer
 from everhold.testing.platforms.telegram import TelegramServer
+from everhold.testing.services.honcho import HonchoService
 from tests.e2e.running_gateway import KEY
 from tests.e2e.test_moving_in import ask, move_in, start
 from tests.hermes.test_import import ImportTarget, build_full_home
@@ -245,6 +247,79 @@ def test_somebody_who_moves_is_known_at_the_first_message(tmp_path: Path, python
                 assert "Ada takes warfarin." in sent
                 assert "Quillon" in sent
                 assert "You are calm." in sent
+
+    asyncio.run(play())
+
+
+HOUSEHOLD_LEFT = (
+    "config.yaml: auxiliary", "config.yaml: compression", "config.yaml: onboarding", "cron/jobs.json (j1)",
+    "skills/ (greeting)", ".env: OPENROUTER_API_KEY", "MEMORY.md", "USER.md", "SOUL.md",
+)  # fmt: skip
+
+
+def configure_household(home: Path, *, model: str, honcho: str) -> None:
+    """Give a home of hermes-agent tokens, addresses and keys."""
+    settings = YAML(typ="safe").load((home / "config.yaml").read_text())
+    settings["model"] |= {"default": "fake", "base_url": model, "api_key": KEY, "context_length": 100_000}
+    (home / "config.yaml").write_text(json.dumps(settings))
+    env = f"TELEGRAM_BOT_TOKEN={TOKEN}\nOPENROUTER_API_KEY=sk-or-0123456789\n"
+    (home / ".env").write_text((home / ".env").read_text() + env)
+    known = {"baseUrl": honcho, "apiKey": "hch-0123456789abcdef", "userPeerAliases": {"1001": "ada"}}
+    (home / "honcho.json").write_text(json.dumps(known))
+
+
+def add_conclusion(honcho: HonchoService, peer: str, text: str) -> None:
+    for name in ("hermes", peer):
+        honcho.state.peers["hermes", name] = {"id": name, "workspace_id": "hermes", "metadata": {}}
+    known = {"content": text, "observer_id": "hermes", "observed_id": peer, "session_id": None}
+    honcho.state.conclusions.append(
+        {**known, "id": f"con-{peer}", "workspace_id": "hermes", "created_at": "2026-01-01T00:00:00Z"}
+    )
+
+
+def test_a_household_moves_and_everybody_is_known_at_their_first_message(tmp_path: Path, python: Path) -> None:
+    """Its own gateway filled the home: direct chats and a group, two platforms, two people with the same id."""
+    home = tmp_path / "home-there"
+    build_home(python, home, "household")
+    environ = {"OPENAI_API_KEY": "sk-of-this-machine-0123", "HONCHO_API_KEY": "hch-of-this-machine-0123"}
+
+    async def play() -> None:
+        with HonchoService(key="hch-0123456789abcdef").threaded() as honcho:
+            async with ModelServer(key=KEY) as model, TelegramServer() as telegram:
+                telegram.add_bot(TOKEN)
+                configure_household(home, model=model.openai, honcho=honcho.url)
+                add_conclusion(honcho, "ada", "Somebody plays the bassoon")
+                add_conclusion(honcho, "555", "Somebody plays the kazoo")
+                first = await move_in(tmp_path, home, environ=environ)
+                assert not first.is_complete
+                assert first.candidates == ["discord:555", "telegram:1001", "telegram:2002", "telegram:555"]
+                lines = [*first.settings.unknown, *first.left_behind, *first.troubles]
+                assert [name for name in HOUSEHOLD_LEFT if not any(f"main: {name}" in it for it in lines)] == []
+                assert first.settings.refused == []
+                assert [it.partition(" (")[0] for it in first.peers] == [
+                    "honcho: discord:555 → 555", "honcho: telegram:1001 → ada", "honcho: telegram:2002 → 2002",
+                    "honcho: telegram:555 → 555",
+                ]  # fmt: skip
+                persona = (home / "SOUL.md").read_text()
+                (home / "SOUL.md").unlink()
+                (home / "SOUL.md").write_text(persona)
+                second = await move_in(tmp_path, home, owner="telegram:1001", environ=environ)
+                assert second.is_complete, second.troubles
+                assert (second.owner, second.agents["main"].messages) == ("telegram:1001", 0)
+                async with start(tmp_path, telegram, environ) as gateway:
+                    hers = await ask(gateway, telegram, model, 1001, "how are my parrot and the bassoon?")
+                    his = await ask(gateway, telegram, model, 2002, "what is my alarm code, and who plays?")
+                    third = await ask(gateway, telegram, model, 555, "where do I live, and what do I play?")
+        words = {
+            "Thursday": "a", "Quillon": "a", "warfarin": "a", "plays the bassoon": "a", "server is called tin": "a",
+            "4711": "b", "Trieste": "c", "Bergen": "", "kazoo": "", "of-this-machine": "",
+        }  # fmt: skip
+        found = {word: "".join(who for who, sent in zip("abc", (hers, his, third), strict=True) if word in sent)
+                 for word in words}  # fmt: skip
+        assert found == words
+        assert all("You are calm." in sent for sent in (hers, his, third))
+        sent_headers = [*(it.headers for it in model.requests), *(it.headers for it in honcho.requests)]
+        assert "of-this-machine" not in str(sent_headers)
 
     asyncio.run(play())
 

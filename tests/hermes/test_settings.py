@@ -419,3 +419,49 @@ def test_everything_that_stays_behind_is_named_with_its_reason(tmp_path: Path, p
         assert len(line.removeprefix(f"main: {name}").lstrip(": ")) > 5, f"no reason: {line}"
     assert not any("empty" in line for line in lines)
     assert not place.home.config.exists(), "no program is started because a home names it"
+
+
+def test_settings_of_sections_that_are_imported_are_named_too(tmp_path: Path, place: ImportTarget) -> None:
+    """Nothing in config.yaml or .env disappears silently, not even what hermes-agent notes for itself."""
+    home = tmp_path / "there"
+    built = BuiltHermesHome(home)
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.close()
+    config = {
+        "model": {"default": "big", "provider": "custom", "base_url": "http://127.0.0.1:9/v1", "temperature": 0.3},
+        "memory": {"provider": "builtin", "user_char_limit": 4000},
+        "auxiliary": {"compression": {"provider": "openrouter", "model": "small"}},
+        "onboarding": {"seen": {}},
+        "display_name": "Bo",
+        "_config_version": 7,
+    }
+    (home / "config.yaml").write_text(json.dumps(config))
+    (home / ".env").write_text("OPENROUTER_API_KEY=sk-or-0123456789\nHONCHO_API_KEY=hch-0123456789\n")
+    report = place.run_import(home)
+    named = {
+        "config.yaml: model.temperature", "config.yaml: memory.user_char_limit", "config.yaml: auxiliary",
+        "config.yaml: onboarding", "config.yaml: display_name", "config.yaml: _config_version",
+        ".env: OPENROUTER_API_KEY", ".env: HONCHO_API_KEY",
+    }  # fmt: skip
+    for name in named:
+        (line,) = [it for it in report.settings.unknown if it.startswith(f"main: {name}: ")]
+        assert len(line.removeprefix(f"main: {name}: ")) > 5
+    assert not any("sk-or" in line for line in report.settings.unknown)
+
+
+def test_a_dry_run_finds_the_settings_that_the_import_cannot_write(tmp_path: Path, place: ImportTarget) -> None:
+    home = tmp_path / "there"
+    built = BuiltHermesHome(home)
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.close()
+    url = "http://somebody:secret@127.0.0.1:9/v1"
+    model = {"default": "big", "provider": "custom", "base_url": url}
+    (home / "config.yaml").write_text(json.dumps({"model": model, "busy_input_mode": "queue"}))
+    (home / "SOUL.md").write_text("You are calm.")
+    dry, report = place.run_import(home, dry=True), place.run_import(home)
+    assert dry.settings == report.settings
+    (line,) = report.settings.refused
+    assert line.startswith("models.big: ")
+    assert "secret" not in line
+    assert "agents.main.busy" in report.settings.written
+    assert not report.is_complete, "the agent has no model, so the exit code is 1"

@@ -1,7 +1,8 @@
 """A language model for the real servers of Honcho and Hindsight, on loopback.
 
 It derives one fact from each line that it is asked about, so what a test finds was derived by the server from what
-everhold sent.
+everhold sent. To any other question it answers with everything that it was shown, so what a server shows its model
+about somebody else becomes visible.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class DerivingModelService(EmbeddingsService):
         answer = super().chat(call)
         text = read_prompt(call)
         derived = _derive_for_honcho(text) or _derive_for_hindsight(text)
-        if derived is not None:
-            answer["choices"][0]["message"]["content"] = json.dumps(derived)
+        answer["choices"][0]["message"]["content"] = f"I was shown: {text}" if derived is None else json.dumps(derived)
         return answer
 
     def list_prompts(self) -> list[str]:

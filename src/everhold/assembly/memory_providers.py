@@ -273,11 +273,17 @@ class MemoryProviders:
         )
 
     def _is_owner(self, identity: str) -> bool | None:
-        """Return whether an identity is the first owner's; None if none is configured."""
+        """Return whether an identity is the first owner's; None if none is configured.
+
+        Only the configuration counts, and the names that only this machine's user and its tokens can use. A link may be
+        taken back, and what was said meanwhile would stay with the owner.
+        """
         owners = self.settings.access.owners
         if not owners:
             return None
-        return identity in (owners[0], f"local:{owners[0]}") or self.settings.identities.get(identity) == owners[0]
+        if identity in self.settings.identities:
+            return self.settings.identities[identity] == owners[0]
+        return identity in (owners[0], f"local:{owners[0]}", f"http:{owners[0]}")
 
     def _pass_persona(self, slot: ProviderSlot) -> None:
         assert slot.client is not None

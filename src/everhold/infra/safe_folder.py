@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Maximum size of a settings or memory file."""
-LINK_REASON: Final = "a symbolic link, which an import does not follow"
+LINK_REASON: Final = "a symbolic link, which an import does not follow; replace it by a copy, and import again"
 _OPEN_FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 )

@@ -196,6 +196,26 @@ async def test_a_job_or_a_switch_alone_initialises_nothing(tmp_path: Path) -> No
     assert harness.read_calls() == []
 
 
+async def test_hooks_and_tools_are_known_before_the_plugin_is_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test whether it keeps people apart takes long. A session switch meanwhile is sent all the same."""
+    tested = asyncio.Event()
+
+    async def wait_forever(*_: object, **__: object) -> None:
+        await tested.wait()
+
+    monkeypatch.setattr("everhold.hermes.memory.isolation.run_canary", wait_forever)
+    monkeypatch.setattr("everhold.hermes.memory.provider.LEARNING_SECONDS", 0.0)
+    harness = HermesPluginHarness(tmp_path)
+    async with harness.open(serves="checked") as plugin:
+        before = plugin.cache_busting_signature()
+        await plugin.store(make_batch(make_exchange("hello")))
+        assert plugin.cache_busting_signature() != before, "the gateway must rebuild it"
+    async with harness.open(serves="checked") as plugin:
+        assert MemoryCapability.SESSION_SWITCHED in plugin.capabilities
+
+
 async def test_tools_are_offered_once_they_are_known(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path)
     async with harness.open() as plugin:

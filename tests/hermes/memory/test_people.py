@@ -83,3 +83,15 @@ async def test_a_leaking_plugin_serves_the_owner_and_the_status_names_it(tmp_pat
         assert all("serves only the owner" in letter.reason for letter in letters), "they can be replayed"
         await t.assert_sound()
     assert "what is the alarm code" not in (tmp_path / "everybody.txt").read_text()
+
+
+async def test_the_owner_is_served_in_the_configured_home_over_http_and_nobody_else(tmp_path: Path) -> None:
+    harness = HermesPluginHarness(tmp_path, NOTEBOOK)
+    config = make_config(harness, hermes_home=str(harness.home), serves="owner")
+    async with RunningGateway(tmp_path, config) as t:
+        await say(t, "ada", "my alarm code is 4711")
+        his = await say(t, "bob", "what is the alarm code?")
+        (letter,) = await t.app.store.list_dead_letters()
+        assert letter.session == his
+        assert "serves only the owner" in letter.reason
+    assert harness.read_calls("sync_turn") == [["sync_turn", "my alarm code is 4711"]]

@@ -35,7 +35,15 @@ _encoding = tiktoken.Encoding("bytes", pat_str=r"[\\s\\S]", mergeable_ranks=_byt
 tiktoken.get_encoding = tiktoken.encoding_for_model = lambda *_: _encoding
 """
 """Honcho counts tokens with a table that it would download. Every byte is a token here, so nothing is downloaded."""
-FEATURES = ("DERIVER", "SUMMARY", "DREAM__DEDUCTION", "DREAM__INDUCTION")
+LEVELS = ("minimal", "low", "medium", "high", "max")
+FEATURES = (
+    "DERIVER",
+    "SUMMARY",
+    "DREAM__DEDUCTION",
+    "DREAM__INDUCTION",
+    *(f"DIALECTIC_LEVELS__{level}_" for level in LEVELS),
+)
+"""What asks a language model. Each of them asks ours, and nothing on the internet."""
 
 
 def find_checkout() -> Path | None:
@@ -105,6 +113,15 @@ class HonchoDatabase:
             "postgres",
         )
         return dump.read_text()
+
+    def list_messages(self, workspace: str) -> list[str]:
+        """Return the texts of all messages of a workspace."""
+        output = self._home / "messages.txt"
+        sql = f"select content from messages where workspace_name = '{workspace}' order by id"
+        self._run(
+            "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-At", "-c", sql, "-o", str(output)
+        )
+        return output.read_text().splitlines()
 
     def _run(self, program: str, *words: str) -> None:
         environ = {"PATH": os.defpath, "HOME": str(self._home), "LC_ALL": "C"}

@@ -99,10 +99,13 @@ async def show(memory: HonchoMemory, who: str) -> str:
     context = make_tool_context(who, session=f"s-{who}")
     shown = [await find_texts(memory, "what is the secret?", who)]
     shown += [it.text for it in await memory.find(make_query("what is the secret?", who=who, name="", session=""))]
-    asked = {"honcho_search": {"query": "what is the secret?"}, "honcho_conclude": {"list": True}}
+    asked: dict[str, dict[str, Any]] = {
+        "honcho_search": {"query": "what is the secret?"},
+        "honcho_reasoning": {"query": "what is the secret?"},  # our model answers with everything that it was shown
+        "honcho_conclude": {"list": True},
+    }
     for tool in memory.tools():
-        if tool.spec.name != "honcho_reasoning":  # it answers in words of the model
-            shown.append(read_tool(await tool.run(asked.get(tool.spec.name, {}), context)))
+        shown.append(read_tool(await tool.run(asked.get(tool.spec.name, {}), context)))
     shown += [it.text async for it in memory.export(who)]
     return "\n".join(shown)
 

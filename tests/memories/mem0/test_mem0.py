@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.memories.mem0.plugin import factory
 from everhold.memories.mem0.provider import Mem0Memory
 from everhold.ports.platform import DeliveryGuarantee
+from everhold.testing.conformance import ProviderScenario
+from everhold.testing.conformance.run import run_check
 from everhold.testing.gateway import RecordingLogger
 from everhold.testing.services.embeddings import EmbeddingsService
 from everhold.testing.services.mem0 import Mem0Service
@@ -19,6 +22,7 @@ from tests.memories.memory_items import (
     deliver,
     forget,
     make_batch,
+    make_context,
     make_exchange,
     make_linked_present,
     make_note,
@@ -265,3 +269,26 @@ async def test_a_write_without_an_embedding_service_fails(local: Mem0Memory, emb
         await local.store(make_batch(make_exchange(3, "lost?")))
     await embeddings.start()
     assert list(await local.probe(make_batch(make_exchange(1, "before"), make_exchange(3, "lost?")))) == ["s1:1"]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("check", ["canary", "people", "capabilities"])
+async def test_the_library_in_this_process_passes_the_checks(
+    embeddings: EmbeddingsService, tmp_path: Path, check: str
+) -> None:
+    """Two people use Mem0's own library with its vectors on disk. One process may open them."""
+    clients: dict[str, Mem0Memory] = {}
+    model = {"openai_base_url": f"{embeddings.url}/v1", "api_key": "none"}
+    config = {
+        "embedder": {"provider": "openai", "config": {**model, "model": "words", "embedding_dims": 64}},
+        "llm": {"provider": "openai", "config": {**model, "model": "none"}},
+    }
+
+    def make(agent: str, directory: Path) -> Mem0Memory:
+        given = factory.Settings.model_validate({"mode": "local", "config": config, "deadline_seconds": 30.0})
+        if agent not in clients:
+            clients[agent] = factory(given, make_context(directory, agent=agent))
+        return clients[agent]
+
+    outcome = await run_check(check, ProviderScenario(tmp_path, make, seconds=60.0, patience=60.0), most=600.0)
+    assert outcome.state == "passed", outcome.reason

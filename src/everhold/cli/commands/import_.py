@@ -153,9 +153,9 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
     _print_list(screen, "people in memory services", report.peers)
     _print_list(screen, "settings", report.settings.written)
     _print_list(screen, "already set here, not changed", report.settings.kept)
-    _print_list(screen, "not written", report.settings.refused)
-    _print_list(screen, "to set", report.settings.missing_keys)
-    _print_list(screen, "left behind", [*report.settings.unknown, *report.left_behind])
+    _print_list(screen, "not written", report.settings.refused, most=None)
+    _print_list(screen, "to set", report.settings.missing_keys, most=None)
+    _print_list(screen, "left behind", [*report.settings.unknown, *report.left_behind], most=None)
     for trouble in report.troubles:
         screen.print_line(f"{screen.paint('!', 'red', 'bold')} {format_one_line(trouble)}")
     for command in report.commands[:MAX_SHOWN_LINES]:
@@ -166,18 +166,20 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
     accounts = [key for key in report.settings.written if key.startswith("platforms.")]
     if accounts:
         screen.print_line(
-            "platform accounts are disabled, because two gateways with one token take each other's messages. After the"
+            "platform accounts are disabled, because two gateways with one token take each other's messages."
         )
-        screen.print_line(f"other has stopped: everhold config set {format_one_line(accounts[0])}.enabled true")
+        screen.print_line("after the other gateway has stopped:")
+        for key in accounts:
+            screen.print_line(f"    everhold config set {format_one_line(key)}.enabled true")
     if report.before:
         screen.print_line(f"`everhold restore --at {report.before} --yes` undoes the import")
     screen.print_line("next: everhold audit, then everhold up")
 
 
-def _print_list(screen: CommandScreen, title: str, lines: list[str]) -> None:
+def _print_list(screen: CommandScreen, title: str, lines: list[str], *, most: int | None = MAX_SHOWN_LINES) -> None:
     if lines:
         screen.print_line(f"  {title}:")
-        for line in lines[:MAX_SHOWN_LINES]:
+        for line in lines[:most]:
             screen.print_line(f"    {format_one_line(line)}")
-        if len(lines) > MAX_SHOWN_LINES:
-            screen.print_line(f"    and {len(lines) - MAX_SHOWN_LINES} more; --json lists them")
+        if most is not None and len(lines) > most:
+            screen.print_line(f"    and {len(lines) - most} more; --json lists them")

@@ -72,8 +72,10 @@ class ImportReport:
     @property
     def is_complete(self) -> bool:
         """Whether every message of the source is accounted for, and nothing was refused."""
-        return not self.troubles and all(
-            tally.accounted_rows == self.rows.get(agent, 0) for agent, tally in self.agents.items()
+        return (
+            not self.troubles
+            and not self.settings.refused
+            and all(tally.accounted_rows == self.rows.get(agent, 0) for agent, tally in self.agents.items())
         )
 
 

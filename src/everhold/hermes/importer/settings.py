@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from everhold.config import ConfigError, Settings, set_key, set_secret
-from everhold.config.edit import split_key
+from everhold.config import ConfigError, Settings, load_settings, set_key, set_secret
+from everhold.config.edit import edit_text, split_key
 from everhold.config.secrets import parse_env
 from everhold.config.settings import ValidatePlugin
 from everhold.config.values import thaw_value
@@ -44,10 +44,19 @@ MODEL_PROVIDERS: Final[dict[str, tuple[str, str, str]]] = {
 
 ALIASES: Final = "user_peer_aliases"
 _IMPORTED_KEYS: Final = frozenset(
-    {"model", "memory", "busy_input_mode", "display_name", "group_sessions_per_user", "thread_sessions_per_user"}
+    {"model", "memory", "busy_input_mode", "group_sessions_per_user", "thread_sessions_per_user"}
 )
+_IMPORTED_PARTS: Final = {
+    "model": frozenset({"default", "provider", "base_url", "api_key", "context_length"}),
+    "memory": frozenset({"provider"}),
+}
+"""Section -> its keys that are imported."""
 _HASH_DIGITS: Final = 8
-_IGNORED_KEYS: Final = frozenset({"onboarding", "auxiliary", "_config_version"})
+_KEY_REASONS: Final = {
+    "onboarding": "made by hermes-agent for itself",
+    "_config_version": "made by hermes-agent for itself",
+    "auxiliary": "models for single purposes; everhold has `compression.model`",
+}
 
 
 @dataclass
@@ -80,6 +89,10 @@ class SettingsImporter:
         """Agent -> the memory instances that name its chats as hermes-agent did."""
         self.services: dict[str, list[ServiceUse]] = {}
         """Agent -> the memory services that it used."""
+        self._used_variables: set[str] = set()
+        """Variables of the present profile that an imported model or memory needs."""
+        self._planned = (read_file(home.config) or b"").decode("utf-8", "replace") if dry else ""
+        """In a dry run: config.yaml as it would be."""
         lines, _ = parse_env(read_file(home.env, private=True) or b"") if home.env.exists() else ([], [])
         self.secrets: dict[str, str] = {line.name: line.value.reveal() for line in lines}
 
@@ -93,6 +106,7 @@ class SettingsImporter:
     ) -> None:
         """Convert everything about one agent that has a place here. `groups` are the groups it was in, by platform."""
         agent = profile.name
+        self._used_variables = set()
         self._import_model(
             profile
         )  # models come first, because an existing agent with several models would have to name one
@@ -105,12 +119,16 @@ class SettingsImporter:
         if agent not in (self.document.get("agents") or {}) and agent != MAIN_AGENT:
             self._write_value(f"agents.{agent}", {})
         self._import_accounts(profile, groups, _list_general_topics(senders))
-        for key in sorted(map(str, set(profile.config) - _IMPORTED_KEYS - _IGNORED_KEYS)):
+        for key in sorted(map(str, set(profile.config) - _IMPORTED_KEYS)):
             self.done.unknown.append(f"{agent}: config.yaml: {key}: {self._explain_key(profile, key)}")
+        for section, known in _IMPORTED_PARTS.items():
+            given = profile.config.get(section)
+            for key in sorted(map(str, set(given) - known)) if isinstance(given, dict) else ():
+                self.done.unknown.append(f"{agent}: config.yaml: {section}.{key}: everhold has no such setting")
 
     def _explain_key(self, profile: HermesProfile, key: str) -> str:
         if key != "mcp_servers":
-            return "everhold has no such setting"
+            return _KEY_REASONS.get(key, "everhold has no such setting")
         servers = profile.config[key]
         names = ", ".join(map(str, servers)) if isinstance(servers, dict) else ""
         return f"programs ({names}) are not started without your word; add them under mcp in config.yaml"
@@ -155,6 +173,7 @@ class SettingsImporter:
             self.done.unknown.append(f"{profile.name}: config.yaml: model: everhold has no provider {provider}")
             return
         own_provider, url, variable = MODEL_PROVIDERS[provider]
+        self._used_variables.add(variable)
         section: dict[str, Any] = {"provider": own_provider, "name": str(given["default"])}
         base = str(given.get("base_url") or url)
         if base and base != "https://api.openai.com/v1":
@@ -220,6 +239,7 @@ class SettingsImporter:
         is_same: Callable[[str, str], bool],
     ) -> None:
         found = services.convert_service(profile, name, given)
+        self._used_variables |= {found.variable, *services.SETTING_VARIABLES[name]}
         self.done.unknown += [f"{profile.name}: {line}" for line in found.unknown]
         section = found.section
         for problem in self.validate("memories", name, {"provider": name, **section}):
@@ -278,8 +298,7 @@ class SettingsImporter:
         self, profile: HermesProfile, groups: Mapping[str, Collection[str]], general: Mapping[str, Collection[str]]
     ) -> None:
         paired = profile.read_pairings()
-        known = {variable for _, _, variable in MODEL_PROVIDERS.values()} | set(services.SECRET_VARIABLES.values())
-        known |= {variable for listed in services.SETTING_VARIABLES.values() for variable in listed}
+        known = set(self._used_variables)
         for platform, keys in ACCOUNT_VARIABLES.items():
             known |= {*keys.values(), *access.list_access_variables(platform)}
             values = {key: profile.env.get(variable) for key, variable in keys.items()}
@@ -318,7 +337,7 @@ class SettingsImporter:
             for platform, ids in paired.items()
         ]
         self.done.unknown += [
-            f"{profile.name}: .env: {name}: everhold does not use it" for name in sorted(set(profile.env) - known)
+            f"{profile.name}: .env: {name}: {_explain_variable(name)}" for name in sorted(set(profile.env) - known)
         ]
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -380,18 +399,27 @@ class SettingsImporter:
             if here != value:
                 self.done.kept.append(f"{key} is kept as it is here")
             return True
-        if not self.dry:
-            try:
-                set_key(self.home, key, value, environ=self.environ, validate_plugin=self.validate)
-            except ConfigError as error:
-                self.done.refused.append(f"{key}: {error.problems[0].message} ({error.problems[0].remedy})")
-                return False
-            except EverholdError as error:
-                self.done.refused.append(f"{key}: {error}")
-                return False
+        try:
+            self._save_value(key, value)
+        except ConfigError as error:
+            self.done.refused.append(f"{key}: {error.problems[0].message} ({error.problems[0].remedy})")
+            return False
+        except EverholdError as error:
+            self.done.refused.append(f"{key}: {error}")
+            return False
         _put_value(self.document, path, value)
         self.done.written.append(key)
         return True
+
+    def _save_value(self, key: str, value: Any) -> None:
+        """Write a value to config.yaml, or in a dry run check whether it could be written."""
+        if not self.dry:
+            set_key(self.home, key, value, environ=self.environ, validate_plugin=self.validate)
+        elif not key.endswith(".persona"):  # its file is not written either
+            planned = edit_text(self._planned, split_key(key), value)
+            environ = {**self.secrets, **self.environ}
+            load_settings(self.home, environ=environ, validate_plugin=self.validate, text=planned.encode())
+            self._planned = planned
 
 
 def _list_general_topics(senders: Iterable[ImportedSender]) -> dict[str, set[str]]:
@@ -416,6 +444,12 @@ def _build_aliases(
 def _drop_aliases(section: Any) -> Any:
     """Return a memory's section without the aliases, which are written separately."""
     return {key: value for key, value in section.items() if key != ALIASES} if isinstance(section, dict) else section
+
+
+def _explain_variable(name: str) -> str:
+    keys = {variable for _, _, variable in MODEL_PROVIDERS.values()} | set(services.SECRET_VARIABLES.values())
+    keys |= {variable for listed in services.SETTING_VARIABLES.values() for variable in listed}
+    return "no imported model or memory needs it" if name in keys else "everhold does not use it"
 
 
 def _name_own_variable(variable: str, agent: str) -> str:

@@ -98,7 +98,7 @@ class HermesMemory:
         self._description: dict[str, Any] = read_json(self._description_file)
         self._published_description = self._description
         """The description in the signature. It changes once the prompt block is known, so that one new description
-        causes one new instance.
+        causes one new instance, or if that takes long, without it.
         """
         self._identities: dict[str, dict[str, str]] = read_json(self._identities_file)
         """Conversation and user -> the keywords for `initialize`, from the stamp of what was said."""
@@ -492,9 +492,12 @@ class HermesMemory:
             return
         if self._learning is None or self._learning.done():
             self._learning = asyncio.get_running_loop().create_task(self._ask_prompt())
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(self._learning)
+        except TimeoutError:
+            # The test whether it keeps people apart takes longer. The hooks and tools are needed meanwhile.
+            self._published_description = self._description
 
     async def _ask_prompt(self) -> None:
         """Ask for the prompt block in an empty home, because it is shown to everybody who talks to the agent. A plug-in
