@@ -19,7 +19,19 @@ from everhold.app import SystemClock
 from everhold.telemetry.logs import adopt_stdlib, open_log
 
 CANARY: Final = "canary-9b1f-body"
-LIBRARIES: Final = ("aiohttp", "asyncio", "discord", "h11", "httpcore", "httpx", "mcp", "nio", "slack_sdk", "telegram", "uvicorn")
+LIBRARIES: Final = (
+    "aiohttp",
+    "asyncio",
+    "discord",
+    "h11",
+    "httpcore",
+    "httpx",
+    "mcp",
+    "nio",
+    "slack_sdk",
+    "telegram",
+    "uvicorn",
+)
 
 
 @pytest.fixture
@@ -59,9 +71,10 @@ async def run_aiohttp() -> None:
     await site.start()
     try:
         address = runner.addresses[0]
-        async with aiohttp.ClientSession() as session, session.post(
-            f"http://127.0.0.1:{address[1]}/", data=CANARY
-        ) as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"http://127.0.0.1:{address[1]}/", data=CANARY) as answer,
+        ):
             assert answer.status == 500
     finally:
         await runner.cleanup()
@@ -147,15 +160,15 @@ async def run_uvicorn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "speaks"),
-    [(run_httpx, True), (run_aiohttp, True), (run_asyncio, True), (run_nio, True), (run_telegram, True),
-     (run_slack, True), (run_discord, True), (run_mcp, True), (run_uvicorn, True)],
+    "run",
+    [run_httpx, run_aiohttp, run_asyncio, run_nio, run_telegram,
+     run_slack, run_discord, run_mcp, run_uvicorn],
 )  # fmt: skip
 async def test_what_a_library_received_does_not_reach_the_log(
-    lines: Callable[[], list[dict[str, Any]]], run: Callable[[], Awaitable[None]], speaks: bool
+    lines: Callable[[], list[dict[str, Any]]], run: Callable[[], Awaitable[None]]
 ) -> None:
     await run()
     found = lines()
-    assert bool(found) is speaks
+    assert found
     assert all(line["event"] == "library.warned" and line["level"] in ("warning", "error") for line in found)
     assert CANARY not in json.dumps(found)
