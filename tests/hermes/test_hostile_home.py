@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import random
+import socket
 from pathlib import Path
 
 import apsw
@@ -10,6 +13,8 @@ import pytest
 
 from everhold.core.entries import Heard, Noted
 from everhold.hermes.reader import database
+from everhold.hermes.reader.files import MAX_YAML_ALIASES, HermesProfile
+from everhold.infra import safe_folder
 from everhold.infra.safe_folder import LINK_REASON, MAX_FILE_BYTES
 from tests.hermes.built_home import BuiltHermesHome
 from tests.hermes.test_doctor import DM
@@ -221,3 +226,203 @@ def test_an_odd_value_in_the_database_causes_no_error(
     report = place.run_import(tmp_path / "there")
     assert "question a" in list_texts(place)
     assert any(named in line for line in [*report.left_behind, ""])
+
+
+# -- files that are no files, and files that grow ----------------------------------------------------------------------
+
+
+def build_alias_bomb(*, merge: bool) -> str:
+    lines = ["a0: &a0 {k: [lol, lol, lol, lol, lol, lol, lol, lol, lol]}"]
+    for level in range(1, 30):
+        aliases = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} {{<<: [{aliases}]}}" if merge else f"a{level}: &a{level} [{aliases}]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "name, data, reason",
+    [
+        ("config.yaml", build_alias_bomb(merge=False).encode(), f"has more than {MAX_YAML_ALIASES} aliases"),
+        ("config.yaml", build_alias_bomb(merge=True).encode(), f"has more than {MAX_YAML_ALIASES} aliases"),
+        ("config.yaml", b"a: &a [*a]\n" + b"b: *a\n" * 30, f"has more than {MAX_YAML_ALIASES} aliases"),
+        ("memories/USER.md", gzip.compress(b"\0" * (64 << 20)), "is not a text"),
+        ("SOUL.md", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff\xff\xff\xff\xff\xff\xff\xff", "is not a text"),
+        ("honcho.json", b'{"a": ' * 50_000, "is not valid JSON"),
+        ("honcho.json", b'{"a": ' + b"9" * 100_000 + b"}", "is not valid JSON"),
+    ],
+)
+def test_a_bomb_is_refused_by_name_and_the_rest_comes(
+    tmp_path: Path, place: ImportTarget, name: str, data: bytes, reason: str
+) -> None:
+    home = build_home(tmp_path / "there")
+    (home / name).parent.mkdir(exist_ok=True)
+    (home / name).write_bytes(data)
+    report = place.run_import(home, owner="telegram:1001")
+    assert any(line.startswith(f"main: {name}: {reason}") for line in report.troubles), report.troubles
+    assert {"question a", "The server is tin."} <= set(list_texts(place))
+
+
+def test_a_few_aliases_are_read(tmp_path: Path) -> None:
+    build_home(tmp_path / "there")
+    (tmp_path / "there" / "config.yaml").write_text("a: &a {b: 1}\nc: *a\n# " + "*" * 100)
+    assert HermesProfile("main", tmp_path / "there").config["c"] == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["SOUL.md", "memories/USER.md", "config.yaml", ".env", "honcho.json", "cron/jobs.json"]
+)
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder"])
+def test_what_is_no_file_is_refused_by_name(tmp_path: Path, place: ImportTarget, name: str, kind: str) -> None:
+    """Opening a FIFO would wait for its writer without end."""
+    home = build_home(tmp_path / "there")
+    target = home / name
+    target.parent.mkdir(exist_ok=True)
+    if kind == "fifo":
+        os.mkfifo(target)
+    elif kind == "folder":
+        target.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            here = os.open(target.parent, os.O_RDONLY)  # the path of a socket may only be short
+            server.bind(f"/proc/self/fd/{here}/{target.name}")
+            os.close(here)
+    report = place.run_import(home, owner="telegram:1001")
+    if kind != "folder":
+        assert any(f"{name}: neither a file nor a folder" in line for line in report.troubles), report.troubles
+    assert {"question a", "The server is tin."} <= set(list_texts(place))
+
+
+def test_a_folder_of_too_many_or_too_deep_files_is_named(
+    tmp_path: Path, place: ImportTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_folder, "MAX_FOLDER_NAMES", 20)
+    folder = tmp_path / "notes"
+    deep = folder
+    for _ in range(safe_folder.MAX_FOLDER_DEPTH + 3):
+        deep = deep / "d"
+    deep.mkdir(parents=True)
+    (deep / "hidden.md").write_text("Ada likes coffee.")
+    (folder / "many").mkdir()
+    for number in range(21):
+        (folder / "many" / f"{number}.md").write_text(f"Fact {number}.")
+    (folder / "a.md").write_text("Ada likes tea.")
+    report = place.run_import(folder)
+    assert any("many: has more than 20 files" in line for line in report.troubles), report.troubles
+    assert any("folders deep" in line for line in report.troubles), report.troubles
+    assert list_texts(place) == ["Ada likes tea."]
+
+
+@pytest.mark.parametrize("name", ["../outside", "memories/../../outside", "/etc/passwd"])
+def test_a_name_that_leads_out_of_the_folder_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside").write_text(PRIVATE)
+    (tmp_path / "there" / "memories").mkdir(parents=True)
+    folder = safe_folder.SafeFolder(tmp_path / "there")
+    assert folder.read_text(name) is None
+    assert folder.refused == {name: "leads out of the folder"}
+
+
+# -- hostile databases -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "create trigger t after insert on messages begin select load_extension('x'); end",
+        "create view v as select load_extension('/tmp/x') as a",
+        "alter table sessions add column evil text generated always as (hex(zeroblob(900000000))) virtual",
+        "create view doctor as with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n",
+        "pragma user_version = 2147483647",
+    ],
+)
+def test_a_foreign_schema_does_nothing(tmp_path: Path, place: ImportTarget, sql: str) -> None:
+    built = BuiltHermesHome(tmp_path / "there")
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.run(sql)
+    built.close()
+    assert place.run_import(tmp_path / "there").is_complete
+    assert "question a" in list_texts(place)
+
+
+@pytest.mark.parametrize("table", ["sessions", "messages"])
+def test_a_view_in_place_of_a_table_is_refused(tmp_path: Path, place: ImportTarget, table: str) -> None:
+    home = build_home(tmp_path / "there")
+    broken = BuiltHermesHome(home / "profiles" / "coder", version=5)
+    broken.run(f"alter table {table} rename to other")
+    broken.run(
+        f"create view {table} as with recursive n(i) as (select 1 union all select i + 1 from n) select i as id from n"
+    )
+    broken.close()
+    report = place.run_import(home)
+    assert any(line.startswith("coder: ") and "not a database of hermes-agent" in line for line in report.troubles)
+    assert "question a" in list_texts(place)
+
+
+@pytest.mark.parametrize(
+    "sql, named",
+    [
+        ("update sessions set title = replace(hex(zeroblob(600000)), '00', 'xx')", "session dm-1: title"),
+        ("insert into sessions (id, source, started_at) values (hex(zeroblob(999)), 'cli', 1)", "1 sessions: "),
+        ("update sessions set origin_json = replace(hex(zeroblob(600000)), '00', '[[')", "session dm-1: origin_json"),
+    ],
+)  # fmt: skip
+def test_an_oversized_field_is_named(tmp_path: Path, place: ImportTarget, sql: str, named: str) -> None:
+    built = BuiltHermesHome(tmp_path / "there")
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.run(sql)
+    built.close()
+    report = place.run_import(tmp_path / "there")
+    assert any(named in line for line in report.troubles), report.troubles
+    assert "question a" in list_texts(place)
+
+
+@pytest.mark.parametrize("value", ["'text'", "x'00ff'", "null", "9e999", "-1", "1.5", "''", "zeroblob(70000)"])
+@pytest.mark.parametrize("table", ["sessions", "messages", "gateway_routing", "schema_version"])
+def test_a_value_of_another_type_causes_no_error(tmp_path: Path, place: ImportTarget, table: str, value: str) -> None:
+    """No column has the type that it should have, and no id is a number."""
+    home = build_home(tmp_path / "there")
+    source, path = apsw.Connection(str(home / "state.db")), home / "profiles" / "coder" / "state.db"
+    path.parent.mkdir(parents=True)
+    target = apsw.Connection(str(path))
+    target.execute("create table gateway_routing (a); drop table gateway_routing")
+    for name in ("sessions", "messages", "gateway_routing", "schema_version"):
+        columns = [str(row[1]) for row in source.execute(f"pragma table_info({name})")]
+        target.execute(f"create table {name} ({', '.join(columns)})")
+        for column in columns if name == table else ():
+            row = [
+                value if other == column else "'dm-1'" if other in ("id", "session_id") else "1" for other in columns
+            ]
+            target.execute(f"insert into {name} values ({', '.join(row)})")
+    source.close()
+    target.close()
+    place.run_import(home)
+    assert "question a" in list_texts(place)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_database_is_named_and_the_rest_comes(tmp_path: Path, place: ImportTarget, seed: int) -> None:
+    home = build_home(tmp_path / "there")
+    broken = BuiltHermesHome(home / "profiles" / "coder")
+    for number in range(8):
+        broken.add_exchanges(broken.add_chat(f"c-{number}", f"agent:main:telegram:dm:{number}"), "b" * 400, "c")
+    broken.run("pragma wal_checkpoint(truncate)")
+    broken.close()
+    damage_file(home / "profiles" / "coder" / "state.db", random.Random(seed))
+    report = place.run_import(home)
+    assert "question a" in list_texts(place)
+    assert all(line.startswith("coder: ") for line in report.troubles)
+
+
+def damage_file(path: Path, chance: random.Random) -> None:
+    """Write noise over pages, or cut the file."""
+    data = bytearray(path.read_bytes())
+    match chance.randrange(3):
+        case 0:
+            data = data[: chance.randrange(100, len(data))]
+        case 1:
+            for _ in range(chance.randrange(1, 5)):
+                at = chance.randrange(1, len(data) // 4096) * 4096
+                data[at : at + 4096] = chance.randbytes(4096)
+        case _:
+            for _ in range(200):
+                data[chance.randrange(100, len(data))] = chance.randrange(256)
+    path.write_bytes(data)

@@ -99,24 +99,24 @@ class _PatternFinder(ast.NodeVisitor):
         self.visit(tree)
         return self.found
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         self._scope.append(node.name)
         self.generic_visit(node)
         self._scope.pop()
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
-    visit_ClassDef = visit_FunctionDef  # noqa: N815
+    visit_AsyncFunctionDef = visit_FunctionDef
+    visit_ClassDef = visit_FunctionDef
 
-    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:  # noqa: N802
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         name = target.id if isinstance(target, ast.Name) else ""
         self._scope.append(name)
         self.generic_visit(node)
         self._scope.pop()
 
-    visit_AnnAssign = visit_Assign  # noqa: N815
+    visit_AnnAssign = visit_Assign
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         called = node.func
         is_re = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "re"

@@ -1,7 +1,7 @@
 """Counts the steps of a backtracking regular expression. The same pattern and text always give the same count.
 
-`re` does not report its work, and a clock depends on the machine. So this module runs the parsed pattern in the same way
-as `re`: it tries the alternatives in order, repeats greedily, and goes back. `tests/hostile/test_linear.py` checks that
+`re` does not report its work, and a clock depends on the machine. So this module runs the parsed pattern as `re` does:
+it tries the alternatives in order, repeats greedily, and goes back. `tests/hostile/test_linear.py` checks that
 both find the same spans.
 """
 
@@ -12,8 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from re import _constants as c  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import (
+    _constants as c,  # type: ignore[attr-defined]
+    _parser as parser,  # type: ignore[attr-defined]
+)
 from typing import Any, Final
 
 Matcher = Callable[[int], bool]
@@ -147,10 +149,10 @@ class CountedPattern:
         match kind:
             case c.LITERAL:
                 self.literals.add(chr(value))
-                test = self._fold(lambda char, want=chr(value): char == want, fold)  # type: ignore[misc]
+                test = self._fold(lambda char, want=value: ord(char) == want, fold)  # type: ignore[misc]
             case c.NOT_LITERAL:
                 self.literals.add(chr(value))
-                inner = self._fold(lambda char, want=chr(value): char == want, fold)  # type: ignore[misc]
+                inner = self._fold(lambda char, want=value: ord(char) == want, fold)  # type: ignore[misc]
                 test = lambda char: not inner(char)  # noqa: E731
             case c.ANY:
                 test = (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
@@ -400,7 +402,7 @@ def _limit_to_ascii(category: Any, ascii_only: bool) -> CharTest:
     return lambda char: test(char) if char.isascii() else is_negated
 
 
-# -- texts that are hard for a pattern -----------------------------------------------------------------------------------
+# -- texts that are hard for a pattern ---------------------------------------------------------------------------------
 
 
 class PatternSampler:

@@ -16,6 +16,7 @@ import pytest
 from everhold.ports.log import EventLogger
 from everhold.telemetry.logs import (
     HIDDEN_TEXT,
+    MAX_TEXT_CHARS,
     LogLine,
     RotatingLogFile,
     SecretRedaction,
@@ -364,17 +365,41 @@ def stdlib_logging() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("stdlib_logging")
-def test_library_warnings_are_logged_without_secrets(json_log: StructuredLogger, out: io.StringIO) -> None:
+def test_a_library_line_shows_only_the_words_of_its_source(json_log: StructuredLogger, out: io.StringIO) -> None:
     adopt_stdlib(json_log)
     library = logging.getLogger("somelib.http")
     library.info("GET https://example.org/?token=hunter2")
     library.warning("GET %s", "https://example.org/?token=hunter2")
     library.error("%d is no number", "x")
+    library.warning(f"the body is {'hunter2' + '!'}")
+    try:
+        raise ValueError("hunter2")
+    except ValueError:
+        library.exception("it failed")
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(line["level"], line["library"], line["text"]) for line in lines] == [
-        ("warning", "somelib.http", f"GET https://example.org/?token={HIDDEN_TEXT}"),
+        ("warning", "somelib.http", "GET %s"),
         ("error", "somelib.http", "%d is no number"),
+        ("warning", "somelib.http", "the body is …"),
+        ("error", "somelib.http", "it failed"),
     ]
+    assert lines[-1]["error"] == "ValueError"
+    assert lines[-1]["frames"][-1].endswith("test_a_library_line_shows_only_the_words_of_its_source")
+    assert "hunter2" not in out.getvalue()
+
+
+def test_a_long_text_is_cut_and_no_part_of_a_secret_is_left_at_the_cut(
+    json_log: StructuredLogger, out: io.StringIO
+) -> None:
+    secret = "correct-horse-" * 40
+    json_log.redaction.add_secrets(secret)
+    for before in range(MAX_TEXT_CHARS - len(secret) - 10, MAX_TEXT_CHARS + len(secret) + 10, 97):
+        json_log.info("config.loaded", text=f"{'x' * before}{secret}{'y' * 10_000}", many=list(range(100_000)))
+        json_log.info("config.loaded", text=secret * 8 + "x" * before + secret * 2)
+    assert "correct-horse" not in out.getvalue()
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert all(len(line["text"]) < MAX_TEXT_CHARS + 100 for line in lines)
+    assert all(len(line.get("many", ())) <= 201 for line in lines)
 
 
 def test_logging_imports_only_the_standard_library_and_our_ports() -> None:

@@ -24,6 +24,8 @@ from everhold.errors import (
 )
 from everhold.ports.platform import AcceptResult
 
+MAX_MESSAGE_CHARS: Final = 2_000
+"""An error's text may quote what the caller sent."""
 JSON_MEDIA_TYPE: Final = "application/json"
 
 _ERROR_STATUSES: Final[tuple[tuple[type[EverholdError], int], ...]] = (
@@ -52,6 +54,7 @@ class ApiError(Exception):
         remedy: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…"
         super().__init__(message)
         self.status = status
         self.type = type

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from everhold.api.http_protocol import CorkedTransport
 
 MAX_BODY_BYTES: Final = 1 << 20
+MAX_PATH_CHARS: Final = 8_192
+MAX_HEADER_CHARS: Final = 16_384
+"""The limit of one header, beside the limit of the whole head."""
 OPERATOR_BODY_BYTES: Final = 16 << 20
 """The limit for a request through `api.sock`."""
 BODY_SECONDS: Final = 5.0
@@ -249,7 +252,13 @@ async def _drain_body(receive: Receive) -> None:
 
 
 def _check_head_limits(head: RequestHead) -> None:
-    """Refuse repeated headers and a body that is too large, before the caller is identified."""
+    """Refuse a long path or header, repeated headers and a body that is too large, before the caller is identified."""
+    if len(head.path) > MAX_PATH_CHARS:
+        raise ApiError(414, "too_large", f"a path may have at most {MAX_PATH_CHARS:,} characters", remedy="shorten it")
+    if any(len(value) > MAX_HEADER_CHARS for value in head.headers.values()):
+        raise ApiError(
+            431, "too_large", f"a header may have at most {MAX_HEADER_CHARS:,} characters", remedy="shorten it"
+        )
     if {"host", "authorization", "content-length", "origin"} & head.repeated_headers:
         raise ApiError(400, "malformed", "a header that may occur once occurs twice")
     length = head.get("content-length")

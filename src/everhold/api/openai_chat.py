@@ -37,7 +37,7 @@ class StreamOptions(Struct):
 class ChatCompletionRequest(Struct):
     """A chat completion request in OpenAI's format. Keys that are not listed here are ignored."""
 
-    model: Annotated[str, Meta(description="The agent.")]
+    model: Annotated[str, Meta(max_length=200, description="The agent.")]
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -23,7 +23,7 @@ from everhold.ports.model import ModelMessage
 class ResponseRequest(Struct):
     """A request in OpenAI's Responses format. Keys that are not listed here are ignored."""
 
-    model: Annotated[str, Meta(description="The agent.")]
+    model: Annotated[str, Meta(max_length=200, description="The agent.")]
     input: Annotated[str | list[dict[str, Any]], Meta(description="Text, or a list of items.")]
     instructions: str | None = None
     stream: bool | None = None

@@ -12,6 +12,8 @@ from typing import Final, Literal, TypeAlias
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Maximum size of a settings or memory file."""
+MAX_FOLDER_NAMES: Final = 10_000
+MAX_FOLDER_DEPTH: Final = 20
 LINK_REASON: Final = "a symbolic link, which an import does not follow; replace it by a copy, and import again"
 _OPEN_FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -33,6 +35,9 @@ class SafeFolder:
         here = self.root
         mode = stat.S_IFDIR
         parts = Path(name).parts
+        if ".." in parts or Path(name).is_absolute():
+            self.refused[name] = "leads out of the folder"
+            return ""
         for number, part in enumerate(parts):
             here = here / part
             try:
@@ -63,10 +68,14 @@ class SafeFolder:
         if not self.has_folder(name):
             return []
         try:
-            return sorted(os.listdir(self.root / name))
+            found = os.listdir(self.root / name)
         except OSError as error:
             self.refused[name] = f"cannot be read ({error.strerror})"
             return []
+        if len(found) > MAX_FOLDER_NAMES:
+            self.refused[name] = f"has more than {MAX_FOLDER_NAMES:,} files"
+            return []
+        return sorted(found)
 
     def read_text(self, name: str) -> str | None:
         """Return the text of a file; None if there is none, or it may not or cannot be read."""
@@ -75,12 +84,18 @@ class SafeFolder:
         try:
             descriptor = os.open(self.root / name, _OPEN_FLAGS)
             with os.fdopen(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced since it was looked at
+                    self.refused[name] = "neither a file nor a folder"
+                    return None
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             self.refused[name] = f"cannot be read ({error.strerror})"
             return None
         if len(data) > MAX_FILE_BYTES:
             self.refused[name] = f"larger than {MAX_FILE_BYTES >> 20} MiB"
+            return None
+        if b"\0" in data:
+            self.refused[name] = "is not a text"
             return None
         return data.decode("utf-8-sig", "replace")
 
@@ -90,7 +105,9 @@ class SafeFolder:
         for part in self.list_names(below):
             name = part if below == "." else f"{below}/{part}"
             kind = self.find_kind(name)
-            if kind == "folder":
+            if kind == "folder" and name.count("/") >= MAX_FOLDER_DEPTH:
+                self.refused[name] = f"is more than {MAX_FOLDER_DEPTH} folders deep"
+            elif kind == "folder":
                 names += self.list_files(suffix, name)
             elif kind == "file" and part.endswith(suffix):
                 names.append(name)

@@ -20,7 +20,7 @@ from everhold.telemetry.logs import LogLevel, LogLine, render_text
 POLL_SECONDS: Final = 0.2
 _LEVELS: Final = get_args(LogLevel)
 _FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|[\[{](?:[^" ]|"(?:[^"\\]|\\.)*")*(?= |$)|\S*)')
-"""Outside of its texts, a value has no space. So a value that is not complete is not searched to the end of the line."""
+"""Outside of its texts, a value has no space. So the rest of the line is not searched for the end of a value."""
 _STYLES: Final = {"warning": ("yellow",), "error": ("red",), "debug": ("dim",)}
 
 

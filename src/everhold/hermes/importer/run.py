@@ -18,7 +18,7 @@ from everhold.core import memory_files
 from everhold.core.people import LOCAL_IDENTITIES, PeopleDirectory, PeoplePlanner, plan_configured_people
 from everhold.core.wording import describe_count
 from everhold.engine.state_updates import plan_people_update, update_people
-from everhold.errors import InvalidRequest, StoreDamaged, StoreError
+from everhold.errors import InvalidRequest, StoreError
 from everhold.hermes.importer import access, notes
 from everhold.hermes.importer.conversations import ImportedConversation, build_conversations
 from everhold.hermes.importer.history import ConversationImporter, ImportTally
@@ -243,6 +243,7 @@ def _read_plan(run: _ImportRun, profile: HermesProfile) -> _ProfilePlan:
         db = HermesDatabase(profile.database)
         try:
             sessions = db.read_sessions()
+            run.report.troubles += [f"{profile.name}: {line}" for line in db.list_unreadable()]
             plan.conversations = build_conversations(
                 trace_lineage(sessions, db.read_newest_times()),
                 agent=profile.name,
@@ -349,7 +350,7 @@ async def _import_history(
         for conversation in plan.conversations:
             try:
                 await historian.import_conversation(conversation)
-            except StoreDamaged as error:
+            except StoreError as error:
                 if str(profile.database) not in error.message:
                     raise
                 report.troubles.append(f"{profile.name}: session {', '.join(conversation.ids)}: {error}")

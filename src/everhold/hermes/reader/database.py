@@ -15,12 +15,24 @@ from everhold.errors import InvalidRequest, StoreDamaged, StoreError
 PAGE_ROWS: Final = 500
 MAX_VALUE_BYTES: Final = 16 << 20
 """The largest text of a row that is read."""
+MAX_FIELD_CHARS: Final = 1 << 20
+"""The longest value of any other column that is read."""
+MAX_ID_CHARS: Final = 1_000
+MAX_LOADED_BYTES: Final = 256 << 20
+"""The largest value that SQLite may load or make."""
 MULTIMODAL_PREFIX: Final = "\0json:"
 """The prefix of content that is a JSON list of parts."""
 SUMMARY_PREFIXES: Final = ("[CONTEXT COMPACTION", "[CONTEXT SUMMARY]:")
 MERGED_START: Final = "[PRIOR CONTEXT — for reference only; not a new message]"
 MERGED_END: Final = "[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW]"
 RECOVERY_REMEDY: Final = "copy the file, run `sqlite3 state.db .recover | sqlite3 recovered.db`, then use recovered.db"
+
+_FOREIGN_SCHEMA_OPTIONS: Final = (
+    (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+    (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+    (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
+    (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
+)
 
 _SESSION: Final = {
     "id": "''", "source": "''", "user_id": "null", "session_key": "null", "chat_id": "null", "chat_type": "null",
@@ -126,6 +138,10 @@ class HermesDatabase:
         try:
             self.db = apsw.Connection(_make_uri(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
             self.db.set_busy_timeout(5000)
+            # The schema is foreign, too: no view, trigger or function of it may do anything.
+            for option, value in _FOREIGN_SCHEMA_OPTIONS:
+                self.db.config(option, value)
+            self.db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LOADED_BYTES)
             self.db.execute("begin")  # one read transaction, so that all reads see the same state while others write
             self.tables = {
                 str(name) for (name,) in self.db.execute("select name from sqlite_master where type = 'table'")
@@ -155,20 +171,48 @@ class HermesDatabase:
         if "schema_version" not in self.tables:
             return 0
         found = self.query_rows("select max(version) from schema_version")
-        return int(found[0][0] or 0)
+        return int(_convert_float(found[0][0]) or 0)
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def read_sessions(self) -> list[HermesSession]:
         """Return every session, by start time."""
-        sql = f"select {self._make_select('sessions', _SESSION)} from sessions order by started_at, id"
+        sql = (
+            f"select {self._make_select('sessions', _SESSION)} from sessions "
+            f"where length(id) <= {MAX_ID_CHARS} order by started_at, id"
+        )
         return [_parse_session(row) for row in self.query_rows(sql)]
+
+    def list_unreadable(self) -> list[str]:
+        """Describe the rows and values that are left out, because they are too long or have no usable id."""
+        found = []
+        [[count]] = self.query_rows(f"select count(*) from sessions where length(id) > {MAX_ID_CHARS} or id is null")
+        if count:
+            found.append(f"{count} sessions: their ids are empty or longer than {MAX_ID_CHARS:,} characters")
+        for name in sorted(self.list_columns("sessions") & _SESSION.keys() - {"id"}):
+            rows = self.query_rows(
+                f"select id from sessions where length({name}) > {MAX_FIELD_CHARS} and length(id) <= {MAX_ID_CHARS}"
+            )
+            found += [f"session {id}: {name} is longer than {MAX_FIELD_CHARS:,} characters" for (id,) in rows]
+        if not self._has_integer_ids():
+            [[count]] = self.query_rows("select count(*) from messages where typeof(id) != 'integer'")
+            if count:
+                found.append(f"{count} messages: their ids are not whole numbers")
+        return found
+
+    def _has_integer_ids(self) -> bool:
+        """Whether the table itself guarantees that the ids of messages are whole numbers."""
+        rows = self.query_rows("pragma table_info(messages)")
+        return any((row[1], str(row[2]).upper(), row[5]) == ("id", "INTEGER", 1) for row in rows)
 
     def read_routing(self) -> dict[str, dict[str, Any]]:
         """Return session key -> routing entry, from the table."""
         if "gateway_routing" not in self.tables:
             return {}
-        found = self.query_rows("select session_key, entry_json from gateway_routing order by updated_at")
+        short = f"length(session_key) <= {MAX_ID_CHARS} and length(entry_json) <= {MAX_FIELD_CHARS}"
+        found = self.query_rows(
+            f"select session_key, entry_json from gateway_routing where {short} order by updated_at"
+        )
         return {str(key): _parse_object(text) for key, text in found}
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -186,7 +230,8 @@ class HermesDatabase:
         """
         select = self._make_select("messages", _MESSAGE)
         while True:
-            sql = f"select {select} from messages where session_id = ? and id > ? order by id limit {PAGE_ROWS}"
+            sql = f"select {select} from messages where session_id = ? and id > ? and typeof(id) = 'integer' "
+            sql += f"order by id limit {PAGE_ROWS}"
             page = self.query_rows(sql, (session, after))
             for row in page:
                 self._note_oversized(row)
@@ -214,7 +259,10 @@ class HermesDatabase:
         parts = []
         for name, missing in wanted.items():
             column = name if name in there else missing
-            parts.append(_select_text(column) if name in _TEXTS else column)
+            if name in _TEXTS:
+                parts.append(_select_text(column))
+            else:
+                parts.append(column if name == "id" else f"iif(length({column}) > {MAX_FIELD_CHARS}, null, {column})")
         return ", ".join(parts)
 
     def _note_oversized(self, row: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from everhold.config.secrets import parse_env
 from everhold.core import memory_files as core_memory_files
@@ -32,6 +33,8 @@ _SHARED_PROVIDER_FILES: Final = {"honcho": ".honcho/config.json", "hindsight": "
 """Settings beside the home that several programs of one user share. They are not part of an imported home."""
 _PAIRING_SUFFIX: Final = "-approved.json"
 DATABASE_NAME: Final = "state.db"
+MAX_YAML_ALIASES: Final = 20
+"""Aliases of aliases multiply what a small file contains."""
 _DATABASE_SIDES: Final = ("", "-wal", "-shm")
 
 
@@ -84,8 +87,12 @@ class HermesProfile:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Return config.yaml; empty if there is none or it cannot be read."""
+        text = self.files.read_text("config.yaml") or ""
         try:
-            found = YAML(typ="safe").load(self.files.read_text("config.yaml") or "")
+            if _count_aliases(text) > MAX_YAML_ALIASES:
+                self.refused["config.yaml"] = f"has more than {MAX_YAML_ALIASES} aliases"
+                return {}
+            found = YAML(typ="safe").load(text)
         except (YAMLError, RecursionError, ValueError) as error:  # a ValueError is a date that does not exist
             self.refused["config.yaml"] = f"is not valid YAML ({(str(error).splitlines() or ['unknown error'])[0]})"
             return {}
@@ -189,6 +196,13 @@ def is_hermes_home(path: Path) -> bool:
         return True
     # A link in their place also shows a home, whose import refuses the link.
     return bool(files.refused) or (files.has_file(PERSONA_FILE) and files.has_file("config.yaml"))
+
+
+def _count_aliases(text: str) -> int:
+    """Count the aliases of a YAML text. The parser is asked only if the text has many asterisks."""
+    if text.count("*") <= MAX_YAML_ALIASES:
+        return 0
+    return sum(isinstance(event, AliasEvent) for event in YAML(typ="safe").parse(text))
 
 
 def _derive_agent_name(path: Path) -> str:

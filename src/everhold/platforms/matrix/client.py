@@ -7,7 +7,6 @@ decides about waits and repeats.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,6 +16,7 @@ import aiohttp
 from nio import Api, AsyncClient, AsyncClientConfig, MessageDirection
 
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.infra.deep_json import load_json
 from everhold.infra.secret import SecretString
 
 CLIENT_API_PATH: Final = "/_matrix/client/v3"
@@ -222,8 +222,8 @@ class MatrixClient:
 def _decode_json(body: bytes) -> dict[str, Any] | None:
     try:
         # decode leniently: a lone surrogate in one event must not discard the other events
-        found = json.loads(body.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
+        found = load_json(body.decode("utf-8", "replace"))
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 

@@ -11,12 +11,12 @@ import asyncio
 import hashlib
 import hmac
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from everhold.errors import Transient
+from everhold.infra.deep_json import load_json
 from everhold.infra.secret import SecretString
 from everhold.platforms.slack.settings import SlackEventsSettings
 from everhold.platforms.slack.socket_mode import SlackEnvelope, SlackHello, SlackSocketConnection
@@ -109,8 +109,8 @@ class SlackEventsConnection(SlackSocketConnection):
             return SlackEnvelope(id=id, type="slash_commands" if "command" in form else "interactive", payload=form)
         text = body.decode("utf-8", "replace")
         try:
-            payload = json.loads(text)
-        except (ValueError, RecursionError):
+            payload = load_json(text)
+        except ValueError:
             payload = text
         if not isinstance(payload, dict):
             known = hashlib.sha256(body).hexdigest()[:16]

@@ -17,7 +17,8 @@ _MARKS: Final = (
     ("code", re.compile(r"`([^`\n]+)`")),
     ("text_link", re.compile(r"\[([^\[\]\n]+)\]\((https?://[^\s()]+)\)")),
     ("bold", re.compile(r"\*\*(?=[^\s*])((?:[^\n*]|\*(?!\*(?!\*)))+)(?<=\S)\*\*")),
-    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])((?:[^\s_]|_(?!_))+ (?:[^\n_]|_(?!_))*)(?<=\S)__(?!\w)")),  # a single word may be a name: __init__
+    # a single word may be a name: __init__
+    ("bold", re.compile(r"(?<!\w)__(?=[^\s_])((?:[^\s_]|_(?!_))+ (?:[^\n_]|_(?!_))*)(?<=\S)__(?!\w)")),
     ("strikethrough", re.compile(r"~~(?=\S)([^~\n]+?)(?<=\S)~~")),
     ("italic", re.compile(r"(?<![\w*\\])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])")),
     ("italic", re.compile(r"(?<![\w_\\])_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?![\w_])")),
