@@ -61,7 +61,7 @@ from everhold.tools.search import SessionSearchTool
 from everhold.tools.send import SendTool
 
 if TYPE_CHECKING:
-    from everhold.api.context import ApiContext
+    from everhold.api.context import ApiContext, RefusalCounts
     from everhold.api.local_server import LocalServer
     from everhold.api.middleware import GuardMiddleware
     from everhold.api.server import HttpServer
@@ -190,6 +190,7 @@ class GatewayApp:
                 own_factories={builtin.NAME: self._build_builtin_memory},
             ),
             wait_for_tools=lambda agent: self.mcp.get_startup_wait(agent),
+            local_user=get_local_user(),
         )
 
     def _build_ingress(self) -> None:
@@ -451,6 +452,7 @@ class GatewayApp:
                 schedules=self.schedules,
                 list_tools=self._list_tool_servers,
                 confirm_tools=self.confirm_tools,
+                count_refusals=self._count_refusals,
                 whisper=self.admission.send_outside_session,
             ),
         )
@@ -527,6 +529,16 @@ class GatewayApp:
             "refused": [render_problem(problem) for problem in refused.problems] if refused else [],
             "store": self._explain_not_accepting(),
         }
+
+    def _count_refusals(self) -> RefusalCounts:
+        from everhold.api.context import RefusalCounts  # not every command needs the API
+
+        return RefusalCounts(
+            limited={quota.value: float(count) for quota, count in self.quotas.refused.items()},
+            held=self.held_messages.count(),
+            unparsed={sender: float(count) for sender, count in self.admission.unparsed.items()},
+            closed_connections=0 if self.http_server is None else self.http_server.pool.closed,
+        )
 
     def _list_problems(self) -> tuple[ConfigProblem, ...]:
         return (

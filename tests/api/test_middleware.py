@@ -362,7 +362,7 @@ async def test_a_connection_with_repeated_requests_stays_open(
         await gateway.stop()
 
 
-async def test_at_most_sixty_four_requests_are_read_at_once(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
+async def test_at_most_sixty_four_bodies_are_read_at_once(gateway: ApiGateway, client: httpx2.AsyncClient) -> None:
     guard = gateway.web.guard
     guard.body_seconds = 10 * LIMIT_SECONDS  # no connection is closed before all are open
     slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]
@@ -370,8 +370,10 @@ async def test_at_most_sixty_four_requests_are_read_at_once(gateway: ApiGateway,
         for _, writer in slow:
             writer.write(b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
         await wait_until(lambda: guard.arriving >= 64)
-        assert (await client.get("/health")).status_code == 503
+        posted = await client.post("/api/messages", json={"chat": "x", "text": "a"})
+        assert posted.status_code == 503
         assert guard.arriving == 64
+        assert (await client.get("/health")).status_code == 200, "a request without a body needs no place"
     finally:
         for _, writer in slow:
             writer.close()
@@ -454,9 +456,9 @@ async def test_token_guessing_is_rate_limited_whatever_its_headers(gateway: ApiG
         assert seen.count(401) <= rate.burst + 1 + rate.per_second * (time.monotonic() - began)
         assert set(seen) == {429, 401}
         assert (rate.burst, rate.per_second) == (10, 1 / 6)
-        # a valid token that was not used from there before is not checked; callers on this machine continue
+        # a valid token is accepted all the same, because behind a proxy everybody has the same address
         late = {**ELSEWHERE, "authorization": f"Bearer {OPERATOR}"}
-        assert (await client.get("/api/sessions", headers=late)).status_code == 429
+        assert (await client.get("/api/sessions", headers=late)).status_code == 200
         assert (await client.get("/api/sessions")).status_code == 200
 
 
@@ -491,9 +493,11 @@ async def test_one_machine_cannot_use_up_the_share_of_another(gateway: ApiGatewa
     assert await ask_from(gateway, "203.0.113.2") == 401
 
 
-async def test_one_account_cannot_use_up_the_rate_limit_of_another(gateway: ApiGateway, as_: As) -> None:
+async def test_one_account_cannot_use_up_the_rate_limit_of_another(
+    gateway: ApiGateway, as_: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ada = as_(ADA)
-    gateway.web.guard.token_buckets = RateLimitBuckets(RateLimit(burst=5, per_second=0.001), monotonic=time.monotonic)
+    monkeypatch.setattr(guard_module, "_build_token_rate", lambda _: RateLimit(burst=5, per_second=0.001))
     assert [(await ada.get("/health")).status_code for _ in range(7)] == [200] * 5 + [429] * 2
     assert (await as_(BOB).get("/health")).status_code == 200
 
@@ -504,7 +508,7 @@ def test_a_rate_limit_refills_with_time_and_not_with_requests() -> None:
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 2, 2]
     assert buckets.take("b") == 0
     now = 1.0
-    assert buckets.get_wait_seconds("a") == 1
+    assert buckets.take("a") == 1
     now = 2.0
     assert [buckets.take("a"), buckets.take("a")] == [0, 2]
 

@@ -55,7 +55,7 @@ class RemoteSlack:
         return await self.server.write_message(text, channel=to, files=[(name, data)])
 
     async def send_unparsable_update(self) -> None:
-        await self.server.write_message("a riddle", channel=self.chat, thread_ts="not a time")
+        await self.server.write_message("a riddle", channel=self.chat, user_profile="nobody")
 
     def hang_files(self) -> None:
         self.server.hang_calls("files")

@@ -139,6 +139,12 @@ class RemoteCrabline:
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         raise NotImplementedError
 
+    def hang_files(self) -> None:
+        raise NotImplementedError
+
+    def release_files(self) -> None:
+        raise NotImplementedError
+
     async def send_unparsable_update(self) -> None:
         raise NotImplementedError
 

@@ -308,6 +308,7 @@ async def test_malformed_events_are_stored_unparsed_if_their_sender_can_be_read(
 ) -> None:
     harness.start()
     await server.write_message("hello", channel="D1")
+    await harness.wait_until_heard("hello")
     await server.send_event({"type": "message", "channel": {"id": 7}, "text": 5, "user": "UADA", "ts": None})
     await server.send_event(["no", "event"])
 

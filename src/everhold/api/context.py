@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.admin.memory import MemoryAdmin
@@ -13,6 +13,7 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.api.auth import ApiCaller
 from everhold.api.idempotency import IdempotentTasks
 from everhold.api.log_tail import LogTail
+from everhold.api.rate_limits import SlotCounter
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
@@ -32,6 +33,19 @@ if TYPE_CHECKING:
     from everhold.api.reply_wait import FinalReply
 
 MAX_CACHED_OWNERS: Final = 10_000
+MAX_STREAMS: Final = 256
+MAX_OPERATOR_STREAMS: Final = 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RefusalCounts:
+    """What was refused since the process began, for the metrics."""
+
+    limited: Mapping[str, float]
+    """Messages by the quota that refused them."""
+    held: int
+    unparsed: Mapping[str, float]
+    closed_connections: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +66,7 @@ class GatewayServices:
     """Returns what the owner has seen of each tool server, and what waits for a confirmation."""
     confirm_tools: Callable[[str, str], Awaitable[dict[str, Any]]]
     """(server, digest) -> what is offered from now on."""
+    count_refusals: Callable[[], RefusalCounts]
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
 
@@ -78,6 +93,9 @@ class ApiContext:
     gateway: GatewayServices
     first_text_wait_seconds: float = 10.0
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
+    streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_STREAMS))
+    """Open event streams of all callers except operators."""
+    operator_streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_OPERATOR_STREAMS))
     _owners: OrderedDict[str, tuple[str, float]] = dataclasses.field(default_factory=OrderedDict)
 
     @property

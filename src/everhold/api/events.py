@@ -7,6 +7,7 @@ gateway restarted. Growing replies come as `delta` and `reset` events, which hav
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -22,7 +23,6 @@ from everhold.core.entries import Entry
 PAGE_SIZE: Final = 200
 HEARTBEAT_SECONDS: Final = 15.0
 RETRY_MS: Final = 1_000
-MAX_STREAMS: Final = 256
 GATHER_SECONDS: Final = 0.005
 """Entries within this time are sent together because a turn makes several commits within a few milliseconds."""
 STREAM_HEADERS: Final = {"x-accel-buffering": "no"}
@@ -31,9 +31,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 async def stream_events(call: ApiCall) -> Response:
     """Stream new entries; with `Last-Event-ID` (or `after`, or `after_seq`) also the entries since then."""
-    # the operator socket has its own limit of connections
-    if call.context.tail.watchers >= MAX_STREAMS and not call.is_operator_connection:
-        raise ApiError(503, "busy", "too many streams are open", remedy="close some", headers={"retry-after": "5"})
+    _take_stream(call)
     after, after_seq = _parse_start_pos(call), call.get_number("after_seq")
     only = call.query.get("session", "")
     if only:
@@ -48,6 +46,22 @@ async def stream_events(call: ApiCall) -> Response:
     return StreamingResponse(
         _stream_changes(call, reader, only), media_type="text/event-stream", headers=STREAM_HEADERS
     )
+
+
+def _take_stream(call: ApiCall) -> None:
+    """Count a stream until its request ends. Operators have room of their own; the operator socket limits itself."""
+    if call.is_operator_connection:
+        return
+    context, caller = call.context, call.caller
+    slots = context.operator_streams if caller.operator else context.streams
+    most = slots.total if caller.operator else context.agents.settings.quotas.token.event_streams
+    if slots.take(caller.account, most=most):
+        call.on_end(functools.partial(slots.release, caller.account))
+        return
+    headers = {"retry-after": "5"}
+    if slots.is_full():
+        raise ApiError(503, "busy", "too many streams are open", remedy="close some", headers=headers)
+    raise ApiError(429, "quota", "this token has too many open streams", remedy="close some", headers=headers)
 
 
 def _parse_start_pos(call: ApiCall) -> int | None:

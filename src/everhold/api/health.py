@@ -48,6 +48,7 @@ class MetricsEndpoint:
         responses = {
             str(status): float(count) for status, count in (self.guard.response_counts if self.guard else {}).items()
         }
+        use = call.context.gateway.count_refusals()
         failing = {cursor.consumer for cursor in cursors if cursor.error}
         values: dict[metrics.MetricDefinition, float | Mapping[str, float]] = {
             metrics.MESSAGES_PENDING: await store.count_waiting(),
@@ -68,6 +69,10 @@ class MetricsEndpoint:
             metrics.COMMITS_TOTAL: commits,
             metrics.HTTP_STREAMS: tail.watchers,
             metrics.HTTP_RESPONSES_TOTAL: responses,
+            metrics.HTTP_CONNECTIONS_CLOSED_TOTAL: float(use.closed_connections),
+            metrics.MESSAGES_LIMITED_TOTAL: use.limited,
+            metrics.MESSAGES_HELD: float(use.held),
+            metrics.UPDATES_UNPARSED_TOTAL: use.unparsed,
             metrics.AGENTS: len(call.context.agents.settings.agents),
             metrics.READY: int(not call.context.get_trouble()),
         }

@@ -11,23 +11,61 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from everhold.api.connection_pool import ConnectionPool
 from everhold.api.loopback import LoopbackEndpoint, ServerHandshake
+from everhold.api.rate_limits import get_peer_network
 from everhold.api.scope_keys import CORK, OPERATOR_CONNECTION
 from everhold.api.unix_socket import is_trusted_peer
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 
 
-class BoundedHeadProtocol(HttpToolsProtocol):
-    """Limits the size of a request head, because the parser itself has no limit."""
+BUSY_RESPONSE: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: 88\r\n\r\n"
+    b'{"error":{"type":"busy","message":"too many connections are open","remedy":"try again"}}'
+)
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+
+class BoundedHeadProtocol(HttpToolsProtocol):
+    """Limits the size of a request head, because the parser itself has no limit, and the number of connections."""
+
+    def __init__(self, *args: Any, pool: ConnectionPool | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_head = True
         self._head_bytes = 0
+        self._pool = pool
+        self.peer = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]  # it delegates all other methods
+        if self._pool is not None:
+            self.peer = get_peer_network(self.client[0] if self.client else "")
+            if not self._pool.add(self):
+                transport.write(BUSY_RESPONSE)
+                transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._pool is not None:
+            self._pool.remove(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        if self._pool is not None:
+            self._pool.touch(self)
+        super().on_response_complete()
+
+    @property
+    def is_proven(self) -> bool:
+        return bool(getattr(self.transport, "is_proven", False))
+
+    def is_idle(self) -> bool:
+        """Whether no request on this connection is being answered."""
+        cycle: Any = self.cycle  # None before the first request, whatever its annotation says
+        return cycle is None or cycle.response_complete
+
+    def close_idle(self) -> None:
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)  # before parsing, because the end of a request resets the count
@@ -103,6 +141,8 @@ class CorkedTransport:
         self._transport = transport
         self._held: list[bytes] = []
         self._holding = False
+        self.is_proven = False
+        """A request on this connection had a valid token."""
         self.is_closing = transport.is_closing
 
     def hold(self) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections import Counter, OrderedDict
+import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -28,9 +28,9 @@ from everhold.api.auth import (
     parse_request_head,
 )
 from everhold.api.errors import ApiError, format_retry_after
-from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
-from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION
-from everhold.config.settings import HttpSettings, Settings
+from everhold.api.rate_limits import RateLimit, RateLimitBuckets, SlotCounter, get_peer_network
+from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION, RELEASES
+from everhold.config.settings import HttpSettings, Settings, TokenQuotas
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.log import EventLogger
 
@@ -45,7 +45,10 @@ OPERATOR_BODY_BYTES: Final = 16 << 20
 """The limit for a request through `api.sock`."""
 BODY_SECONDS: Final = 5.0
 MAX_ARRIVING: Final = 64
-"""The limit of requests whose body has not arrived yet."""
+"""The limit of requests of operators whose body has not arrived yet. All other callers have as much together, and each
+token a part of it."""
+MAX_REQUESTS: Final = 400
+"""The limit of requests of all callers except operators. The other connections are left for operators."""
 DRAIN_BYTES: Final = 8 << 20
 DRAIN_SECONDS: Final = 2.0
 MAX_DRAINING: Final = 64
@@ -55,8 +58,7 @@ LOOPBACK_RATE: Final = RateLimit(burst=5_000, per_second=2_000)
 TOKEN_RATE: Final = RateLimit(burst=500, per_second=100)
 ANONYMOUS_RATE: Final = RateLimit(burst=60, per_second=2)
 GUESS_RATE: Final = RateLimit(burst=10, per_second=1 / 6)
-"""The rate of wrong tokens. Above it, no further token is checked."""
-MAX_PROVEN_TOKENS: Final = 1_000
+"""The rate of wrong tokens of one peer. Above it they get 429."""
 
 RESPONSE_HEADERS: Final = (
     (
@@ -94,13 +96,14 @@ class GuardMiddleware:
         self.body_seconds = body_seconds
         self.response_counts: Counter[int] = Counter()
         """The number of responses by status."""
-        self.arriving = 0
+        self.operator_bodies = SlotCounter(MAX_ARRIVING)
+        self.bodies = SlotCounter(MAX_ARRIVING)
+        self.requests = SlotCounter(MAX_REQUESTS)
         self.draining = 0
         self._loopback_buckets = RateLimitBuckets(LOOPBACK_RATE, monotonic=monotonic)
         self.token_buckets = RateLimitBuckets(TOKEN_RATE, monotonic=monotonic)
         self._anonymous_buckets = RateLimitBuckets(ANONYMOUS_RATE, monotonic=monotonic)
         self._guess_buckets = RateLimitBuckets(GUESS_RATE, monotonic=monotonic)
-        self._proven_tokens: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,40 +118,67 @@ class GuardMiddleware:
             is_operator_connection=scope.get(OPERATOR_CONNECTION, False),
         )
         send = self._wrap_send(send, scope.get(CORK))
+        releases: list[Callable[[], None]] = []
         try:
-            scope[CALLER], scope[BODY] = await self._admit_within_limit(head, receive)
-        except ApiError as refusal:
-            await self._send_refusal(refusal, head, receive, send)
-            return
-        scope[HEAD] = head
-        await self.inner_app(scope, receive, send)
+            try:
+                scope[CALLER], scope[BODY] = await self._admit_request(head, receive, scope.get(CORK), releases)
+            except ApiError as refusal:
+                await self._send_refusal(refusal, head, receive, send)
+                return
+            scope[HEAD], scope[RELEASES] = head, releases
+            await self.inner_app(scope, receive, send)
+        finally:
+            for release in releases:
+                release()
+
+    @property
+    def arriving(self) -> int:
+        """How many requests have a body that has not arrived yet."""
+        return self.bodies.used + self.operator_bodies.used
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    async def _admit_within_limit(self, head: RequestHead, receive: Receive) -> tuple[ApiCaller, bytes]:
-        # the operator socket has its own limit of connections
-        if self.arriving >= MAX_ARRIVING and not head.is_operator_connection:
-            raise ApiError(
-                503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
-            )
-        self.arriving += 1
-        try:
-            return await self._admit_request(head, receive)
-        finally:
-            self.arriving -= 1
-
-    async def _admit_request(self, head: RequestHead, receive: Receive) -> tuple[ApiCaller, bytes]:
+    async def _admit_request(
+        self,
+        head: RequestHead,
+        receive: Receive,
+        cork: CorkedTransport | None,
+        releases: list[Callable[[], None]],
+    ) -> tuple[ApiCaller, bytes]:
         _check_head_limits(head)
         settings = await self.settings()
         caller = self._identify_caller(head, settings.http)
-        buckets = (
-            self._loopback_buckets if caller.account in (LOOPBACK_ACCOUNT, OPERATOR_SOCKET) else self.token_buckets
-        )
-        if wait := buckets.take(get_peer_network(head.peer), caller.account):
-            raise _build_rate_limit_error(wait)
+        if cork is not None:
+            cork.is_proven = True
+        self._take_request(caller, settings.quotas.token, releases)
         if head.method in ("GET", "HEAD"):
             return caller, b""
-        return caller, await self._read_body(head, receive)
+        # the operator socket has its own limit of connections
+        if head.is_operator_connection:
+            return caller, await self._read_body(head, receive)
+        slots = self.operator_bodies if caller.operator else self.bodies
+        most = slots.total if caller.operator else settings.quotas.token.bodies_at_once
+        if not slots.take(caller.account, most=most):
+            raise _build_busy_error(slots, "too many requests are arriving")
+        try:
+            return caller, await self._read_body(head, receive)
+        finally:
+            slots.release(caller.account)
+
+    def _take_request(self, caller: ApiCaller, quotas: TokenQuotas, releases: list[Callable[[], None]]) -> None:
+        """Count a request. The limits are those of the token, whatever address it comes from."""
+        if caller.account in (LOOPBACK_ACCOUNT, OPERATOR_SOCKET):
+            wait = self._loopback_buckets.take(caller.account)
+        elif caller.operator:
+            wait = self.token_buckets.take(caller.account)
+        else:
+            wait = self.token_buckets.take(caller.account, rate=_build_token_rate(quotas.requests_per_second))
+        if wait:
+            raise _build_rate_limit_error(wait)
+        if not caller.operator:
+            if not self.requests.take(caller.account, most=quotas.requests_at_once):
+                raise _build_busy_error(self.requests, "too many requests are being answered")
+            releases.append(functools.partial(self.requests.release, caller.account))
 
     def _identify_caller(self, head: RequestHead, settings: HttpSettings) -> ApiCaller:
         if not is_same_origin(head):
@@ -166,20 +196,13 @@ class GuardMiddleware:
         raise _build_unauthorized_error(head)
 
     def _check_token(self, token: str, where: str, settings: HttpSettings, *, guess: bool) -> ApiCaller | None:
-        mark = (where, hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest())
-        if guess and mark not in self._proven_tokens and (wait := self._guess_buckets.get_wait_seconds(where)):
-            raise _build_rate_limit_error(wait)
+        """Return the caller whose token this is. The token is always compared, so that wrong tokens of others at the
+        same address, such as a proxy, lock nobody out. The rate of wrong tokens only limits what they cost."""
         caller = find_caller_by_token(token, settings)
-        if caller is not None:
-            self._proven_tokens[mark] = None
-            self._proven_tokens.move_to_end(mark)
-            if len(self._proven_tokens) > MAX_PROVEN_TOKENS:
-                self._proven_tokens.popitem(last=False)
-        else:
-            self._proven_tokens.pop(mark, None)
-            if guess:
-                self._guess_buckets.take(where)
-                self.log.warning("http.denied", peer=where, reason="wrong token")
+        if caller is None and guess:
+            if wait := self._guess_buckets.take(where):
+                raise _build_rate_limit_error(wait)
+            self.log.warning("http.denied", peer=where, reason="wrong token")
         return caller
 
     async def _read_body(self, head: RequestHead, receive: Receive) -> bytes:
@@ -283,6 +306,19 @@ def _build_rate_limit_error(wait: float) -> ApiError:
     return ApiError(
         429, "too_often", "too many requests", remedy=remedy, headers={"retry-after": format_retry_after(wait)}
     )
+
+
+def _build_busy_error(slots: SlotCounter, message: str) -> ApiError:
+    """Return 503 if the gateway is busy, or 429 if only this token has too many."""
+    headers = {"retry-after": "1"}
+    if slots.is_full():
+        return ApiError(503, "busy", message, remedy="try again", headers=headers)
+    return ApiError(429, "quota", f"{message} for this token", remedy="wait for the others", headers=headers)
+
+
+@functools.lru_cache(maxsize=16)
+def _build_token_rate(per_second: int) -> RateLimit:
+    return RateLimit(burst=5 * per_second, per_second=per_second)
 
 
 def _build_unauthorized_error(head: RequestHead) -> ApiError:

@@ -21,12 +21,14 @@ from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, Rep
 from everhold.api.request import ApiCall
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
 from everhold.core.people import build_identity
+from everhold.core.roles import PersonRole
 from everhold.core.tokens import weigh_request
 from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, TurnBroken
 from everhold.engine import effects
 from everhold.engine.agent_runtime import list_turn_budgets
 from everhold.engine.budgets import BudgetLimit, WorstCaseCost
 from everhold.errors import Refused
+from everhold.ingress.roles import identify_person
 from everhold.platforms import http
 from everhold.platforms.http import format_address, with_message_id
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, ToolSpec
@@ -188,7 +190,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
     runtime = context.agents.get_runtime(asked.agent, {})
     person = build_identity(http.NAME, call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
     # the messages are not stored, but their cost counts towards the same budgets as that of turns
-    limits = runtime.limits(Stamp(person=person))[:2]
+    limits = runtime.limits(Stamp(person=person), await _find_payer_role(call, asked.agent, person))[:2]
     request = ModelRequest(
         system="\n\n".join(part for part in (runtime.system, asked.system) if part),
         messages=asked.messages,
@@ -234,6 +236,14 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
             raise ApiError(502, "refused", context.redact_text(reason), headers={"x-should-retry": "false"})
         case _:
             raise AssertionError(event)
+
+
+async def _find_payer_role(call: ApiCall, agent: str, person: str) -> PersonRole:
+    """Return the role that decides about the spend quota of a caller without a session."""
+    settings = call.context.agents.settings
+    label = identify_person(person, await call.context.store.get_people()).label
+    is_owner = label and label in (*settings.access.owners, *settings.get_agent(agent).owners)
+    return PersonRole.OWNER if is_owner or call.caller.operator else PersonRole.MEMBER
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Limits the rate of requests, with one bucket per peer and account. No caller can change the bucket of another."""
+"""Limits the rate of requests, and what is in use at the same time. No caller can use up the share of another."""
 
 from __future__ import annotations
 
@@ -28,23 +28,20 @@ class RateLimitBuckets:
         self._monotonic = monotonic
         self._fills: OrderedDict[tuple[str, ...], tuple[float, float]] = OrderedDict()
 
-    def take(self, *key: str) -> float:
-        """Take one. Returns 0 if one was available, else the seconds until one is."""
-        fill = self._compute_fill(key)
+    def take(self, *key: str, rate: RateLimit | None = None) -> float:
+        """Take one. Returns 0 if one was available, else the seconds until one is. `rate` replaces the usual rate."""
+        rate = rate or self.rate
+        fill = self._compute_fill(key, rate)
         granted = fill >= 1
         self._fills[key] = (fill - 1 if granted else fill, self._monotonic())
         self._fills.move_to_end(key)
         if len(self._fills) > MAX_KEYS:
             self._fills.popitem(last=False)
-        return 0.0 if granted else (1 - fill) / self.rate.per_second
+        return 0.0 if granted else (1 - fill) / rate.per_second
 
-    def get_wait_seconds(self, *key: str) -> float:
-        """Return the seconds until one is available, 0 if one is now. Takes none."""
-        return max(0.0, (1 - self._compute_fill(key)) / self.rate.per_second)
-
-    def _compute_fill(self, key: tuple[str, ...]) -> float:
-        fill, since = self._fills.get(key, (self.rate.burst, 0.0))
-        return min(self.rate.burst, fill + (self._monotonic() - since) * self.rate.per_second)
+    def _compute_fill(self, key: tuple[str, ...], rate: RateLimit) -> float:
+        fill, since = self._fills.get(key, (rate.burst, 0.0))
+        return min(rate.burst, fill + (self._monotonic() - since) * rate.per_second)
 
 
 @lru_cache(maxsize=256)
@@ -59,3 +56,34 @@ def get_peer_network(peer: str) -> str:
             return str(address.ipv4_mapped)
         return str(ipaddress.ip_network((address, 64), strict=False))
     return str(address)
+
+
+class SlotCounter:
+    """Counts what is in use at the same time, per key and in total. No key can use up what is left for the others,
+    unless there are many of them.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self._by_key: dict[str, int] = {}
+
+    def take(self, key: str, *, most: int) -> bool:
+        """Take a slot if the key uses fewer than `most` and not all are in use."""
+        own = self._by_key.get(key, 0)
+        if own >= most or self.used >= self.total:
+            return False
+        self._by_key[key] = own + 1
+        self.used += 1
+        return True
+
+    def release(self, key: str) -> None:
+        own = self._by_key[key] - 1
+        self.used -= 1
+        if own:
+            self._by_key[key] = own
+        else:
+            del self._by_key[key]
+
+    def is_full(self) -> bool:
+        return self.used >= self.total

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope
 from everhold.api.auth import ApiCaller
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError
-from everhold.api.scope_keys import BODY, CALLER, HEAD
+from everhold.api.scope_keys import BODY, CALLER, HEAD, RELEASES
 from everhold.core.people import build_identity
 from everhold.errors import NotFound
 
@@ -41,6 +41,10 @@ class ApiCall:
     @cached_property
     def query(self) -> QueryParams:
         return QueryParams(self._scope["query_string"])
+
+    def on_end(self, release: Callable[[], None]) -> None:
+        """Call `release` when the request has ended, however it ends."""
+        self._scope[RELEASES].append(release)
 
     def decode_body(self, type: type[T]) -> T:
         """Return the body as `type`. An empty body means an empty object."""

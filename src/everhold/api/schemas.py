@@ -630,6 +630,9 @@ class StatusResponse(Struct):
     store: str
     loops: list[dict[str, Any]]
     halted: list[dict[str, Any]]
+    limited: list[dict[str, Any]]
+    held: int
+    unparsed: dict[str, int]
     pending: int
     waiting: list[WaitingConsumerView]
     dead_letters: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Final, Protocol
 import uvicorn
 from uvicorn.server import ServerState
 
+from everhold.api.connection_pool import ConnectionPool
 from everhold.api.context import ApiContext
 from everhold.api.http_protocol import BoundedHeadProtocol
 from everhold.api.middleware import GuardMiddleware
@@ -22,6 +24,8 @@ IDLE_SECONDS: Final = 10.0
 """How long a connection may stay open without a complete request head."""
 SWEEP_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 600
+CLOSING_CONNECTIONS: Final = 200
+"""uvicorn still counts connections that are being closed to make room."""
 
 
 class HttpServer:
@@ -31,7 +35,9 @@ class HttpServer:
         self.context = context
         self.socket = _open_socket(host, port)
         self.guard = guard
-        config = make_config(guard, BoundedHeadProtocol, max_connections=MAX_CONNECTIONS)
+        self.pool = ConnectionPool(MAX_CONNECTIONS)
+        protocol = functools.partial(BoundedHeadProtocol, pool=self.pool)
+        config = make_config(guard, protocol, max_connections=MAX_CONNECTIONS + CLOSING_CONNECTIONS)
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.lifespan = config.lifespan_class(config)
         self._sweeper: asyncio.Task[None] | None = None

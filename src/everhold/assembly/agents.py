@@ -8,15 +8,16 @@ import datetime
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.config import AgentSettings, ModelSettings, Settings, build_plugin_settings
-from everhold.config.settings import BUILTIN_MEMORY, OFFLINE_MODEL
+from everhold.config.settings import BUILTIN_MEMORY, OFFLINE_MODEL, SpendQuotas
 from everhold.core.consumers import MEMORY, parse_consumer
 from everhold.core.entries import ChatLocation, Stamp
 from everhold.core.memory_naming import NamingRule, SessionOrigin, choose_hermes_name, choose_memory_name
 from everhold.core.memory_pacing import MemoryPacing, parse_write_setting
+from everhold.core.quotas import is_exempt
 from everhold.core.roles import PersonRole
 from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, TokenMeter, list_turn_budgets
 from everhold.engine.budgets import BudgetLimit
@@ -33,6 +34,8 @@ from everhold.ports.platform import Platform, SupportsDrafts, can_draft
 from everhold.ports.plugin import PluginContext
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
+
+AmountT = TypeVar("AmountT", int, float)
 
 DEFAULT_TEXT_LIMIT: Final = 4_000
 
@@ -75,8 +78,11 @@ class ConfiguredAgents:
         tools: Callable[[AgentSettings], ToolCollection] = lambda _: ToolCollection(),
         wait_for_tools: Callable[[AgentSettings], Callable[[], Awaitable[None]] | None] = lambda _: None,
         memories: MemoryProviders | None = None,
+        local_user: str = "",
     ) -> None:
+        """`local_user` is the operator who calls the API from this machine."""
         self.settings = settings
+        self.local_user = local_user
         self.store = store
         self.fact_cache = FactCache(store)
         self.log = log
@@ -209,7 +215,9 @@ class ConfiguredAgents:
             keep_turns=compression.keep_exchanges,
             compress_in_background=compression.in_background,
             meter=self._meters.setdefault(names[0], TokenMeter()),
-            limits=lambda stamp: list_turn_limits(settings, stamp),
+            limits=lambda stamp, role: list_turn_limits(
+                settings, stamp, spend=None if self._is_spend_exempt(stamp, role) else self.settings.quotas.spend
+            ),
             job_limits=lambda: list_job_limits(settings),
             review_every_turns=settings.review_every_turns,
             fact_cache=self.fact_cache if "memory" in settings.tools else None,
@@ -283,6 +291,15 @@ class ConfiguredAgents:
         platform = self.find_platform(place.platform, place.account)
         return platform.text_limit if platform else DEFAULT_TEXT_LIMIT
 
+    def _is_spend_exempt(self, stamp: Stamp, role: PersonRole) -> bool:
+        """Return whether the spend quota does not apply: to owners, operators and other agents."""
+        platform, _, sender = stamp.person.partition(":")
+        if is_exempt(role) or platform in ("terminal", "agent"):
+            return True
+        tokens = self.settings.http.tokens
+        operators = {self.local_user, *(it.person or it.name for it in tokens if it.operator)}
+        return platform == "http" and sender in operators
+
     def _find_file_limit(self, place: ChatLocation) -> int:
         platform: object = self.find_platform(place.platform, place.account)
         return int(getattr(platform, "file_limit", 0))  # an isinstance check with SupportsFiles would be slow
@@ -297,14 +314,28 @@ def _format_day(second: int, zone: datetime.tzinfo) -> str:
     return datetime.datetime.fromtimestamp(second, zone).date().isoformat()
 
 
-def list_turn_limits(settings: AgentSettings, stamp: Stamp) -> tuple[BudgetLimit, ...]:
-    """The budgets of a turn, each with its daily limit."""
+def list_turn_limits(
+    settings: AgentSettings, stamp: Stamp, *, spend: SpendQuotas | None = None
+) -> tuple[BudgetLimit, ...]:
+    """The budgets of a turn, each with its daily limit. `spend` limits the person in addition; None for owners."""
     budget = settings.budget
-    parts = (budget, budget.per_person, budget.per_chat)
-    return tuple(
-        BudgetLimit(budget=name, usd=part.usd_per_day, tokens=part.tokens_per_day)
-        for name, part in zip(list_turn_budgets(settings.name, stamp), parts, strict=True)
+    agent, person, chat = list_turn_budgets(settings.name, stamp)
+    own = budget.per_person
+    usd, tokens = own.usd_per_day, own.tokens_per_day
+    if spend is not None:
+        usd, tokens = _choose_lower(usd, spend.usd_per_day), _choose_lower(tokens, spend.tokens_per_day)
+    return (
+        BudgetLimit(budget=agent, usd=budget.usd_per_day, tokens=budget.tokens_per_day),
+        BudgetLimit(budget=person, usd=usd, tokens=tokens),
+        BudgetLimit(budget=chat, usd=budget.per_chat.usd_per_day, tokens=budget.per_chat.tokens_per_day),
     )
+
+
+def _choose_lower(limit: AmountT | None, quota: AmountT) -> AmountT | None:
+    """Return the lower of a budget and a quota. A quota of 0 does not limit."""
+    if not quota:
+        return limit
+    return quota if limit is None else min(limit, quota)
 
 
 def is_free_model(settings: AgentSettings, model: ModelSettings) -> bool:

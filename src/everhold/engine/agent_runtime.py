@@ -110,8 +110,8 @@ class AgentRuntime:
     compress_in_background: bool = True
     model_deadline_seconds: float = 600.0
     meter: TokenMeter = dataclasses.field(default_factory=TokenMeter)
-    limits: Callable[[Stamp], Sequence[BudgetLimit]] = lambda _: ()
-    """The budgets that pay for a turn with this stamp."""
+    limits: Callable[[Stamp, PersonRole], Sequence[BudgetLimit]] = lambda _stamp, _role: ()
+    """The budgets that pay for a turn with this stamp, if its person has this role."""
     job_limits: Callable[[], Sequence[BudgetLimit]] = lambda: ()
     """The budgets that pay for jobs."""
     choose_memory_name: Callable[[str, SessionOrigin], str] = lambda _memory, origin: origin.session

@@ -101,7 +101,7 @@ class BudgetLedger:
             asked, left = (format(amount, form) for amount in (outcome.requested, outcome.remaining))
             raise Refused(
                 f"today's budget of {outcome.budget} does not allow it: it may take {asked} {unit}, {left} are left",
-                remedy="raise `budget` in config.yaml, or wait for tomorrow",
+                remedy="raise `budget` or `quotas.spend` in config.yaml, or wait for tomorrow",
             )
 
 

@@ -28,6 +28,11 @@ from everhold.ports.model import ModelMessage
 from everhold.ports.store import Operation, Session, SessionSnapshot, Store
 
 
+MAX_CACHED_CHARS: Final = 32_000_000
+"""The limit of all cached contexts together, because a few long ones take as much memory as many short ones."""
+MAX_BLOB_BYTES: Final = 8_000_000
+
+
 class CachedContext(Struct, frozen=True, kw_only=True):
     """A context with values derived from it, and the state of the session it was loaded from."""
 
@@ -41,6 +46,8 @@ class CachedContext(Struct, frozen=True, kw_only=True):
     """The session's own entries in the context."""
     stubs: frozenset[int] = frozenset()
     """The entries that are shown as stubs."""
+    chars: int = 0
+    """The size of the texts in its entries, which are in memory even if they are shown as stubs."""
 
     def with_turn(self, exchange: TurnEntries) -> CachedContext:
         """Return this context with one more turn of the session at its end."""
@@ -60,7 +67,12 @@ class CachedContext(Struct, frozen=True, kw_only=True):
             newest_turn=exchange.op,
             seqs=self.seqs.union(_list_turn_seqs(exchange)),
             stubs=stubs,
+            chars=self.chars + _count_chars(exchange),
         )
+
+
+def _count_chars(exchange: TurnEntries) -> int:
+    return sum(len(getattr(entry.body, "text", "")) for entry in (*exchange.heard, *exchange.steps))
 
 
 def build_cached_context(view: SessionContext, session: str, *, generation: int, newest: int) -> CachedContext:
@@ -77,6 +89,7 @@ def build_cached_context(view: SessionContext, session: str, *, generation: int,
         newest_turn=newest,
         seqs=seqs,
         stubs=stubs,
+        chars=sum(map(_count_chars, view.turns)),
     )
 
 
@@ -94,8 +107,15 @@ class ContextCache:
     is loaded again.
     """
 
-    def __init__(self, *, max_sessions: int = 512) -> None:
+    def __init__(
+        self, *, max_sessions: int = 512, max_chars: int = MAX_CACHED_CHARS, max_blob_bytes: int = MAX_BLOB_BYTES
+    ) -> None:
         self.max_sessions = max_sessions
+        self.max_chars = max_chars
+        self.max_blob_bytes = max_blob_bytes
+        self._chars = 0
+        """The size of all cached contexts."""
+        self._blob_bytes = 0
         self._contexts: OrderedDict[str, CachedContext] = OrderedDict()
         self._prefixes: dict[str, RequestPrefix] = {}
         self._stored_blobs: set[bytes] = set()
@@ -109,8 +129,10 @@ class ContextCache:
 
     def mark_blobs_stored(self, blobs: tuple[bytes, ...]) -> None:
         """Remember that `blobs` are committed."""
-        if len(self._stored_blobs) > 4 * self.max_sessions:
+        if len(self._stored_blobs) > 4 * self.max_sessions or self._blob_bytes > self.max_blob_bytes:
             self._stored_blobs.clear()
+            self._blob_bytes = 0
+        self._blob_bytes += sum(map(len, blobs))
         self._stored_blobs.update(blobs)
 
     def count_turn(self, session: str) -> int:
@@ -149,10 +171,13 @@ class ContextCache:
         return seen if same else None
 
     def put(self, session: str, seen: CachedContext) -> None:
+        before = self._contexts.get(session)
+        self._chars += seen.chars - (0 if before is None else before.chars)
         self._contexts[session] = seen
         self._contexts.move_to_end(session)
-        while len(self._contexts) > self.max_sessions:
-            evicted, _ = self._contexts.popitem(last=False)
+        while len(self._contexts) > self.max_sessions or (self._chars > self.max_chars and len(self._contexts) > 1):
+            evicted, gone = self._contexts.popitem(last=False)
+            self._chars -= gone.chars
             self._prefixes.pop(evicted, None)
 
     def extend_prefix(self, session: str, shown: tuple[ModelMessage, ...], *, system: str) -> RequestPrefix:

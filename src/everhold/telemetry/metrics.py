@@ -47,6 +47,19 @@ HTTP_STREAMS: Final = MetricDefinition("http_streams", "gauge", "Open streams an
 HTTP_RESPONSES_TOTAL: Final = MetricDefinition(
     "http_responses_total", "counter", "HTTP responses since the start.", "status"
 )
+MESSAGES_LIMITED_TOTAL: Final = MetricDefinition(
+    "messages_limited_total", "counter", "Messages that a quota refused since the start.", "quota"
+)
+MESSAGES_HELD: Final = MetricDefinition("messages_held", "gauge", "Stored messages whose files are being downloaded.")
+UPDATES_UNPARSED_TOTAL: Final = MetricDefinition(
+    "updates_unparsed_total",
+    "counter",
+    "Updates that no adapter could parse, by whether their sender is known.",
+    "sender",
+)
+HTTP_CONNECTIONS_CLOSED_TOTAL: Final = MetricDefinition(
+    "http_connections_closed_total", "counter", "Idle connections that were closed to make room for others."
+)
 AGENTS: Final = MetricDefinition("agents", "gauge", "Configured agents.")
 READY: Final = MetricDefinition("ready", "gauge", "Whether messages can be accepted.")
 
@@ -65,6 +78,10 @@ METRICS: Final = (
     COMMITS_TOTAL,
     HTTP_STREAMS,
     HTTP_RESPONSES_TOTAL,
+    HTTP_CONNECTIONS_CLOSED_TOTAL,
+    MESSAGES_LIMITED_TOTAL,
+    MESSAGES_HELD,
+    UPDATES_UNPARSED_TOTAL,
     AGENTS,
     READY,
 )

@@ -75,6 +75,9 @@ def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
         )
     for halt in found["halted"]:
         wrong.append((f"{halt['platform']}:{halt['chat']} was halted by {halt['by']}", "send /wake there"))
+    for it in found.get("limited", ()):  # an older gateway reports none
+        what = f"{format_count(it['count'], 'message')} of {it['subject']} refused: the limit is {it['limit']:,}"
+        wrong.append((what, f"raise `quotas`, `{it['quota']}`, if that is too low"))
     if found["dead_letters"]:
         wrong.append((format_count(found["dead_letters"], "dead letter"), "everhold dead-letters list"))
     return wrong

@@ -48,7 +48,7 @@ from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, 
 from everhold.core.message_split import split_text
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall import RecallRecord
-from everhold.core.roles import explain_lost_access, list_role_refusals
+from everhold.core.roles import PersonRole, explain_lost_access, list_role_refusals
 from everhold.core.turn import (
     SEND_LESS_REMEDY,
     START_OVER_REMEDY,
@@ -240,6 +240,8 @@ class TurnExecution:
         """Entries that this turn shows as stubs, in addition to those of its context."""
         self.origin: ChatLocation | None = None
         self.stamp = Stamp()
+        self.payer_role = PersonRole.MEMBER
+        """The role of the person who pays for the turn, whom the stamp names."""
         self.hops, self.scheduled = 0, False
         self.state = TurnState(session=session.id, op=0)
         self.own_upto_seq: int | None = None
@@ -315,7 +317,7 @@ class TurnExecution:
             self.heard[entry.seq] = entry
             if isinstance(entry.body, Heard):
                 if entry.body.asks or self.origin is None:
-                    self.origin, self.stamp = entry.body.origin, entry.body.stamp
+                    self.origin, self.stamp, self.payer_role = entry.body.origin, entry.body.stamp, entry.body.role
         self.hops = count_turn_hops(self.heard.values())
         self.scheduled = all(isinstance(it.body, Heard) and it.body.scheduled for it in self.heard.values())
 
@@ -531,7 +533,7 @@ class TurnExecution:
         reading, writing = runtime.meter.estimate_max_tokens(weight), runtime.max_output_tokens
         worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
         self._release_reservation()
-        limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp)
+        limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp, self.payer_role)
         self.reservation = self.context.budgets.prepare_reservation(limits, worst)
         try:
             await self.reservation.reserve()
