@@ -31,11 +31,12 @@ test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k
 busy: $(VENV)/.ready-dev deps ## run the tests beside BUSY=10 busy processes; no test may depend on the machine's speed
 	$(BIN)/python scripts/busy.py --processes $(BUSY) -- $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-check: $(VENV)/.ready-dev ## format, lint, types, import direction
+check: $(VENV)/.ready-dev ## format, lint, types, import direction, security findings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/bandit -q -c pyproject.toml -r src
 
 format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 	$(BIN)/ruff check --fix --exit-zero --quiet .

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 from xml.parsers.expat import ExpatError
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape, quoteattr  # nosec B406  # writes, parses nothing
 
 from everhold.errors import InvalidRequest
 
@@ -102,8 +102,8 @@ ProtectProc=invisible
 RemoveIPC=yes
 KeyringMode=private
 """
-"""What the system's systemd adds. ProtectKernelTunables, ProtectKernelLogs and ProcSubset are left out: they cover parts
-of /proc, and then the kernel refuses bubblewrap a /proc of its own. MemoryDenyWriteExecute would stop Node.js."""
+"""What the system's systemd adds. ProtectKernelTunables, ProtectKernelLogs and ProcSubset are left out: they cover
+parts of /proc, and then the kernel refuses bubblewrap a /proc of its own. MemoryDenyWriteExecute would stop Node.js."""
 
 
 def render_systemd(wanted: ServiceSpec) -> str:
