@@ -64,10 +64,12 @@ class HermesHostProcess:
         children: ChildProcesses,
         policy: ChildPolicy,
         watched: tuple[Path, ...] = (),
+        secrets: tuple[SecretString, ...] = (),
     ) -> None:
         """`patience` is how long a call may wait in the host for work that the plug-in continues in threads. `watched`
         are files with its settings outside its home.
         """
+        self._secrets = secrets
         self._children = children
         self._policy = policy
         self._watched = watched
@@ -293,9 +295,9 @@ class HermesHostProcess:
             self._log.debug("memory.printed", text=f"… {printed - MAX_LOGGED_LINES} more lines")
 
     def _mask_secrets(self, text: str) -> str:
-        """Return the text without the values of the plug-in's own variables, which its errors may contain."""
-        for value in self._environ.values():
-            text = SecretString(value).mask_in(text)
+        """Return the text without the plug-in's own secrets, which its errors may contain."""
+        for secret in self._secrets:
+            text = secret.mask_in(text)
         return text
 
     def _record_crash(self, why: str) -> None:
