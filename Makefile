@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test busy check format prove bench deps clean
+.PHONY: help run test busy check format prove bench deps clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,11 +31,12 @@ test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k
 busy: $(VENV)/.ready-dev deps ## run the tests beside BUSY=10 busy processes; no test may depend on the machine's speed
 	$(BIN)/python scripts/busy.py --processes $(BUSY) -- $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-check: $(VENV)/.ready-dev ## format, lint, types, import direction
+check: $(VENV)/.ready-dev ## format, lint, types, import direction, security findings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/bandit -q -c pyproject.toml -r src
 
 format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 	$(BIN)/ruff check --fix --exit-zero --quiet .
@@ -54,6 +55,10 @@ prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCH
 	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms or rest'; exit 2; }
 	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
 	  $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
+
+lock: $(VENV)/.ready-dev ## write locks/*.txt, the versions and hashes of an install (ARGS=--upgrade for newer versions)
+	$(PIP) uv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/lock.py $(ARGS)
 
 bench: $(VENV)/.ready-dev ## measure, side by side with others
 	@test -d bench || { echo 'there are no benchmarks yet'; exit 1; }

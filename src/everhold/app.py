@@ -69,6 +69,8 @@ if TYPE_CHECKING:
 DRAIN_SECONDS: Final = 30.0
 FIRST_BACKUP_DELAY_SECONDS: Final = 5.0
 BACKUP_POLL_SECONDS: Final = 60.0
+PAIRING_TIDY_SECONDS: Final = 600.0
+"""How often the names of strangers are deleted whose code has expired."""
 """How often the app checks whether a backup is due."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
 """How often the search index catches up. A search does not wait for this, because it catches up itself first."""
@@ -400,6 +402,7 @@ class GatewayApp:
             ("backup", self._keep_backups),
             ("forgetting", self.memory_admin.keep_finishing_unfinished),
             ("disk_guard", self.disk_guard.watch_space),
+            ("pairing", self._keep_tidying_pairing),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -694,6 +697,12 @@ class GatewayApp:
         for name, tool in self.plugin_tools.list_named_tools(settings, sections, taken=taken):
             found.add(name, {tool.spec.name: tool}, least=PersonRole.MEMBER)
         return found
+
+    async def _keep_tidying_pairing(self) -> None:
+        """Delete the names of strangers who were not admitted."""
+        while True:
+            await self.admission.pairing.tidy_requests()
+            await asyncio.sleep(PAIRING_TIDY_SECONDS)
 
     def _on_commit(self, change: Change) -> None:
         self.tail.on_commit(change)

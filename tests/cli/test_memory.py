@@ -61,6 +61,9 @@ def test_a_person_is_exported_and_forgotten(command_home: CommandHome, tmp_path:
     hold_conversation(command_home)
     person = command_home.run_in_process("memory", "search", CANARY, "--json").ok().json["person"]
     made = command_home.run_in_process("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
+    folders = {tmp_path / "out", *(Path(file).parent for file in made["files"])}
+    assert {oct(folder.stat().st_mode & 0o777) for folder in folders} == {"0o700"}
+    assert {oct(Path(file).stat().st_mode & 0o777) for file in made["files"]} == {"0o600"}
     lines, pages = map(Path, made["files"])
     assert made["records"] == 3
     assert [json.loads(line)["kind"] for line in lines.read_text().splitlines()] == ["heard", "said", "noted"]

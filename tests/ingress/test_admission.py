@@ -177,14 +177,51 @@ async def test_a_stranger_gets_one_reply_an_hour_also_after_a_restart(harness: I
     assert len(await harness.read_notices()) == 2
 
 
-async def test_the_number_of_open_pairing_codes_is_limited(harness: IngressHarness) -> None:
-    for number in range(pairing.MAX_PAIRING_REQUESTS + 5):
+async def test_a_crowd_of_strangers_keeps_nobody_out(harness: IngressHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "MAX_PAIRING_REQUESTS", 60)
+    early = await code_for(harness, sender="early")
+    for number in range(55):  # so many were enough to keep others out
+        await harness.send_message("hello", sender=f"crowd{number}")
+    late = await code_for(harness, sender="late")
+    assert (await harness.admission.pairing.approve_code(early))["identity"] == "fake:early"
+    assert (await harness.admission.pairing.approve_code(late))["identity"] == "fake:late"
+
+
+async def test_the_number_of_open_pairing_codes_is_limited(
+    harness: IngressHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairing, "MAX_PAIRING_REQUESTS", 20)
+    first = await code_for(harness, sender="first")
+    for number in range(30):
+        harness.clock.at += 0.001
         await harness.send_message("hello", sender=f"9{number}")
-    assert len(await harness.read_notices()) == pairing.MAX_PAIRING_REQUESTS
+    assert len(await harness.store.list_state_records(StateNamespace.PAIRING_REQUEST)) == 20
+    with pytest.raises(NotFound):
+        await harness.admission.pairing.approve_code(first)
+    again = await code_for(harness, sender="first")  # at once, because the crowd took the code away
+    assert (await harness.admission.pairing.approve_code(again))["identity"] == "fake:first"
     harness.clock.at += 4_000
     await harness.send_message("hello", sender="950")
     kept = await harness.store.list_state_records(StateNamespace.PAIRING_REQUEST)
     assert len(kept) == 1, "strangers are forgotten"
+
+
+async def test_the_name_of_a_stranger_is_erased_with_the_code(harness: IngressHarness) -> None:
+    async def read_requests() -> str:
+        records = await harness.store.list_state_records(StateNamespace.PAIRING_REQUEST)
+        return " ".join(record.value for record in records)
+
+    used = await code_for(harness, sender="used", name="Canary One")
+    await code_for(harness, sender="expired", name="Canary Two")
+    assert "Canary One" in await read_requests()
+    await harness.admission.pairing.approve_code(used)
+    assert "Canary One" not in await read_requests()
+    harness.clock.at += 601
+    await harness.admission.pairing.tidy_requests()
+    assert "Canary" not in await read_requests()
+    harness.clock.at += 3_601
+    await harness.admission.pairing.tidy_requests()
+    assert await read_requests() == ""
 
 
 async def test_strangers_in_groups_bots_and_accounts_without_pairing_get_no_reply(harness: IngressHarness) -> None:

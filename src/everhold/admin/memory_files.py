@@ -20,6 +20,7 @@ from everhold.core.recall import format_time
 from everhold.engine.memory import destination as memory_destination
 from everhold.engine.memory.peers import build_peer_registry
 from everhold.errors import InvalidRequest, NotFound
+from everhold.infra.home import make_private_directory
 from everhold.infra.safe_folder import open_markdown
 from everhold.ports.store import Change, Session, Step
 
@@ -174,7 +175,7 @@ def write_memory_files(files: Sequence[Mapping[str, str]], directory: Path) -> l
     for file in files:
         name = _UNSAFE_FILE_CHARS.sub("-", file["name"]).strip("-.")
         path = directory / (_UNSAFE_FILE_CHARS.sub("-", file["agent"]).strip("-.") or "agent") / name
-        os.makedirs(path.parent, exist_ok=True)
+        make_private_directory(path.parent)
         with _open_private(path) as text:
             text.write(file["text"])
         made.append(str(path))
@@ -189,7 +190,7 @@ def _build_file_stem(person: str) -> str:
 
 async def write_export(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
     """Write an export as two files that only their owner can read: JSON lines, and Markdown for people."""
-    os.makedirs(directory, exist_ok=True)
+    make_private_directory(directory)
     stem = _build_file_stem(person)
     lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
     count = 0

@@ -48,7 +48,7 @@ class HttpServer:
     def url(self) -> str:
         """The URL of the server on this machine."""
         host, port = self.socket.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # nosec B104  # maps it to loopback
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> None:

@@ -70,7 +70,7 @@ async def retry_if_gone(command: Callable[[], Awaitable[int]]) -> int:
         try:
             return await command()
         except GatewayGone:
-            await asyncio.sleep(random.uniform(0.02, 0.2))
+            await asyncio.sleep(random.uniform(0.02, 0.2))  # nosec B311  # spreads retries
     return await command()
 
 
@@ -93,7 +93,7 @@ async def connect_gateway(
                     remedy="if it is a gateway, restart it to create its socket again; "
                     "if it is another command, wait for its end",
                 ) from None
-            await asyncio.sleep(random.uniform(0.02, 0.2))
+            await asyncio.sleep(random.uniform(0.02, 0.2))  # nosec B311  # spreads retries
 
 
 async def find_running_gateway(home: Home) -> GatewayConnection | None:

@@ -42,13 +42,14 @@ def add_service_commands(commands: _CommandGroup) -> None:
         "print",
         "print the unit file, and change nothing",
         ("everhold service print", ""),
+        ("everhold service print --for systemd-system", "for the system's systemd, with more protection"),
         ("everhold service print --for winsw > everhold.xml", "for Windows"),
     )
     _add_name_option(shown)
     shown.add_argument(
         "--for",
         dest="manager",
-        choices=("systemd", "launchd", "winsw"),
+        choices=("systemd", "systemd-system", "launchd", "winsw"),
         default="",
         help="the service manager (default: this system's)",
     )

@@ -17,8 +17,9 @@ CODE_LIFETIME_SECONDS: Final = 600.0
 MAX_WRONG_CODES: Final = 5
 REPLY_INTERVAL_SECONDS: Final = 3600.0
 """How long a stranger who got a reply gets no other."""
-MAX_PAIRING_REQUESTS: Final = 50
-"""How many strangers may hold a code at once. Further strangers get no reply until codes expire."""
+MAX_PAIRING_REQUESTS: Final = 1_000
+"""How many strangers of one account may hold a code at once. A further stranger gets one, and the oldest code is void.
+So a crowd cannot keep anybody out: whoever lost a code gets a new one at once by writing again."""
 
 
 class PairingRequest(Struct, frozen=True, omit_defaults=True):
@@ -83,6 +84,16 @@ def is_code_valid(at: float, now: float) -> bool:
 def can_answer_request(request: PairingRequest | None, now: float) -> bool:
     """Return whether a stranger may get a reply: at most once an hour, even if the clock changes."""
     return request is None or not request.at - REPLY_INTERVAL_SECONDS < now < request.at + REPLY_INTERVAL_SECONDS
+
+
+def strip_names(request: PairingRequest) -> PairingRequest:
+    """Return a request without what describes the stranger. The digest explains a code that is too old."""
+    return PairingRequest(at=request.at, digest=request.digest)
+
+
+def void_request(request: PairingRequest) -> PairingRequest:
+    """Return a request whose code is not valid any more. Only its time is kept, to answer at most once an hour."""
+    return PairingRequest(at=request.at)
 
 
 def count_wrong_code(tries: WrongCodeCount, now: float) -> WrongCodeCount:

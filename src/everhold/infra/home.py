@@ -133,6 +133,12 @@ class Home:
             raise ConfigError(found)
 
 
+def make_private_directory(path: Path) -> None:
+    """Create a directory and its missing parents, private to this user. Existing ones keep their modes."""
+    for directory in (*reversed(path.parents), path):
+        _make_directory(directory)
+
+
 def _make_directory(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, DIRECTORY_MODE)

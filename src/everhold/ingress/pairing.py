@@ -64,9 +64,8 @@ class PairingRegistry:
         own = await self._store.get_state_record(StateNamespace.PAIRING_REQUEST, sender, scope=scope)
         if not pairing.can_answer_request(None if own is None else _decode_record(own, PairingRequest), now):
             return ""
-        if await self._tidy_requests(scope, now, besides=sender) >= pairing.MAX_PAIRING_REQUESTS:
+        if await self._tidy_requests(scope, now, besides=sender):
             self._log.warning("pairing.limited", platform=platform, account=account)
-            return ""
         code = self._make_code()
         request = PairingRequest(
             at=now, digest=pairing.digest_code(code, whose=f"{platform}:{sender}"), name=name[:100], chat=chat
@@ -85,20 +84,35 @@ class PairingRegistry:
         self._log.info("pairing.requested", platform=platform, account=account, sender=sender)
         return code
 
+    async def tidy_requests(self) -> None:
+        """Delete old requests of all accounts, and the names of strangers whose code has expired."""
+        records = await self._store.list_state_records(StateNamespace.PAIRING_REQUEST)
+        for scope in {record.scope for record in records}:
+            await self._tidy_requests(scope, self._clock.now(), besides="")
+
     async def _tidy_requests(self, scope: str, now: float, *, besides: str) -> int:
-        """Delete old requests; return how many others are pending."""
-        waiting = 0
+        """Delete old requests, and the names in expired ones. If too many are left, delete the oldest; return how
+        many.
+        """
+        kept: list[tuple[float, StateRecord]] = []
         for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST, scope=scope):
             other = _decode_record(record, PairingRequest)
+            if record.key == besides:
+                continue
             if other is None or pairing.can_answer_request(other, now):
-                if record.key != besides:
-                    with contextlib.suppress(
-                        Conflict
-                    ):  # the stranger asked again at this moment, so the request is not old
-                        await self._commit(record.replace_with(None))
-            elif other.digest and pairing.is_code_valid(other.at, now):
-                waiting += 1
-        return waiting
+                await self._replace_request(record, None)
+                continue
+            kept.append((other.at, record))
+            if not pairing.is_code_valid(other.at, now) and other != pairing.strip_names(other):
+                await self._replace_request(record, pairing.strip_names(other))
+        crowd = sorted(kept, key=lambda it: it[0])[: max(0, len(kept) - pairing.MAX_PAIRING_REQUESTS + 1)]
+        for _, record in crowd:
+            await self._replace_request(record, None)
+        return len(crowd)
+
+    async def _replace_request(self, record: StateRecord, request: PairingRequest | None) -> None:
+        with contextlib.suppress(Conflict):  # the stranger asked again at this moment, so the request is not old
+            await self._commit(record.replace_with(None if request is None else _encode(request)))
 
     # -- for operators -----------------------------------------------------------------------------------------------
 
@@ -156,7 +170,7 @@ class PairingRegistry:
             value=_encode(PairingGrant(at=now, name=request.name)),
             version=0 if granted is None else granted.version,
         )
-        return record.replace_with(_encode(msgspec.structs.replace(request, digest=""))), grant
+        return record.replace_with(_encode(pairing.void_request(request))), grant
 
     async def _find_request(self, code: str, now: float) -> tuple[StateRecord, PairingRequest]:
         """Return the pairing request with this code. A wrong code is counted."""
@@ -322,7 +336,7 @@ class PairingRegistry:
 
 def _void(request: PairingRequest | None) -> PairingRequest | None:
     """Return a request whose code is not valid any more."""
-    return None if request is None else msgspec.structs.replace(request, digest="")
+    return None if request is None else pairing.void_request(request)
 
 
 def _encode(value: Struct) -> str:

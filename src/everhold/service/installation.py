@@ -5,6 +5,7 @@ A description that was changed by hand, or that is a link to another file, is no
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import sys
@@ -55,8 +56,20 @@ def build_service_spec(home: Home, environ: Mapping[str, str], *, name: str = SE
     folders = (environ.get("PATH") or os.defpath).split(os.pathsep)
     search = os.pathsep.join(dict.fromkeys(it for it in folders if os.path.isabs(it)))
     return ServiceSpec(
-        home=home.path, program=build_program_command(), search_path=search, version=__version__, name=name
+        home=home.path,
+        program=build_program_command(),
+        search_path=search,
+        version=__version__,
+        name=name,
+        user=_find_account(),
     )
+
+
+def _find_account() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no entry for this user id
+        return str(os.getuid())
 
 
 def read_service(manager: ServiceBackend, name: str) -> InstalledService | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 from xml.parsers.expat import ExpatError
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape, quoteattr  # nosec B406  # writes, parses nothing
 
 from everhold.errors import InvalidRequest
 
@@ -42,11 +42,13 @@ class ServiceSpec:
     """$PATH of the service, because a service manager's own is too short for most tool servers."""
     version: str
     name: str = "everhold"
+    user: str = "everhold"
+    """The account of a system service."""
 
     def __post_init__(self) -> None:
         if not _NAME_PATTERN.fullmatch(self.name):
             raise InvalidRequest(f"{self.name!r} cannot name a service", remedy="letters, digits, -, _ and .")
-        for text in (str(self.home), self.search_path, *self.program):
+        for text in (str(self.home), self.search_path, self.user, *self.program):
             if not text.isprintable():
                 raise InvalidRequest(
                     f"{text!r} cannot be used in a service description",
@@ -71,12 +73,76 @@ class ServiceDescription:
 # -- systemd -----------------------------------------------------------------------------------------------------------
 
 
+USER_HARDENING: Final = """\
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @mount landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp
+SystemCallErrorNumber=EPERM
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=user mnt pid net ipc uts cgroup
+"""
+"""What a user's systemd can enforce without namespaces, which many systems refuse to users. The gateway starts tool
+servers with bubblewrap, so it may make namespaces and mounts, and with Landlock."""
+SYSTEM_HARDENING: Final = """\
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+PrivateTmp=yes
+PrivateDevices=yes
+DevicePolicy=closed
+PrivateMounts=yes
+ProtectClock=yes
+ProtectHostname=yes
+ProtectControlGroups=yes
+ProtectKernelModules=yes
+ProtectProc=invisible
+RemoveIPC=yes
+KeyringMode=private
+"""
+"""What the system's systemd adds. ProtectKernelTunables, ProtectKernelLogs and ProcSubset are left out: they cover
+parts of /proc, and then the kernel refuses bubblewrap a /proc of its own. MemoryDenyWriteExecute would stop Node.js."""
+
+
 def render_systemd(wanted: ServiceSpec) -> str:
     """Return a unit for the user's systemd."""
+    return _render_systemd_unit(
+        wanted,
+        edit=f"systemctl --user edit {wanted.name}",
+        directory="%h",
+        hardening=USER_HARDENING,
+        target="default.target",
+        replaced="After an upgrade, `everhold service install` replaces this file, unless it was changed.",
+    )
+
+
+def render_system_unit(wanted: ServiceSpec) -> str:
+    """Return a unit for the system's systemd, which runs the gateway as the user who owns the home."""
+    below = [path for path in (str(wanted.home), *wanted.program[:1]) if path.startswith(("/home/", "/root/"))]
+    lines = [
+        f"User={_quote_word(wanted.user)}",
+        f"ReadWritePaths={_quote_word(str(wanted.home))}",
+        f"ProtectHome={'read-only' if below else 'yes'}",
+    ]
+    return _render_systemd_unit(
+        wanted,
+        edit=f"systemctl edit {wanted.name}",
+        directory=_quote_word(str(wanted.home)),
+        hardening="\n".join(lines) + "\n" + SYSTEM_HARDENING + USER_HARDENING,
+        target="multi-user.target",
+        replaced=f"Save it as /etc/systemd/system/{wanted.name}.service. The home must exist: `everhold doctor`.",
+    )
+
+
+def _render_systemd_unit(
+    wanted: ServiceSpec, *, edit: str, directory: str, hardening: str, target: str, replaced: str
+) -> str:
     words = wanted.build_command("--give-up-with", str(EXIT_GIVEN_UP))
     body = f"""\
-# After an upgrade, `everhold service install` replaces this file, unless it was changed.
-# Put your own settings into `systemctl --user edit {wanted.name}`, which is never replaced.
+# {replaced}
+# Put your own settings into `{edit}`, which is never replaced.
 [Unit]
 Description=everhold gateway ({_escape_specifiers(str(wanted.home))})
 StartLimitIntervalSec=0
@@ -85,7 +151,7 @@ StartLimitIntervalSec=0
 Type=notify
 NotifyAccess=main
 ExecStart={_quote_word(words[0])} {" ".join(_quote_word(word.replace("$", "$$")) for word in words[1:])}
-WorkingDirectory=%h
+WorkingDirectory={directory}
 Environment={_quote_word("PATH=" + wanted.search_path)} PYTHONFAULTHANDLER=1
 Restart=on-failure
 RestartSec={RESTART_SECONDS}
@@ -97,9 +163,9 @@ KillMode=mixed
 OOMPolicy=continue
 LimitCORE=0
 UMask=0077
-
+{hardening}
 [Install]
-WantedBy=default.target
+WantedBy={target}
 """
     return f"# {_build_mark(wanted, body)}\n{body}"
 
@@ -196,6 +262,7 @@ def render_winsw(wanted: ServiceSpec) -> str:
 
 RENDERERS: Final[Mapping[str, Callable[[ServiceSpec], str]]] = {
     "systemd": render_systemd,
+    "systemd-system": render_system_unit,
     "launchd": render_launchd,
     "winsw": render_winsw,
 }

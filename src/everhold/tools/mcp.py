@@ -237,7 +237,10 @@ def list_server_names(agent: AgentSettings) -> tuple[str, ...]:
 class McpToolOffer:
     """One tool as its server describes it."""
 
-    def __init__(self, server: str, settings: McpSettings, tool: types.Tool) -> None:
+    def __init__(
+        self, server: str, settings: McpSettings, tool: types.Tool, *, redact: Callable[[str], str] = str
+    ) -> None:
+        """`redact` removes the server's secrets, because a description is stored and sent to models."""
         self.name = tool.name
         self.deadline = settings.deadline_seconds
         declared = ToolEffect(settings.effects.get(tool.name, ToolEffect.ONCE))
@@ -245,8 +248,8 @@ class McpToolOffer:
         self.effect: ToolEffect = ToolEffect.ONCE if declared is ToolEffect.PROBE else declared
         self.spec = ToolSpec(
             name=f"{server}_{tool.name}",
-            description=(tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS],
-            parameters=dict(tool.input_schema),
+            description=redact(tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS],
+            parameters=json.loads(redact(json.dumps(tool.input_schema, ensure_ascii=False))),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -457,7 +460,9 @@ class McpServer:
             cursor = page.next_cursor
             if not cursor or not page.tools or len(tools) > MAX_TOOLS:
                 break
-        offers = [McpToolOffer(self.name, self.settings, tool) for tool in tools[: MAX_TOOLS + 1]]
+        offers = [
+            McpToolOffer(self.name, self.settings, tool, redact=self._redact_text) for tool in tools[: MAX_TOOLS + 1]
+        ]
         self.unfit = find_unfit_tools([offer.spec for offer in offers])
         if self.unfit:
             self._log.warning("mcp.tools_dropped", offered=len(tools), used=len(tools) - len(self.unfit))

@@ -249,7 +249,7 @@ async def test_a_plugin_that_keeps_people_apart_serves_them_after_a_test(tmp_pat
 
 async def test_a_leaking_plugin_serves_only_the_owner_and_says_so(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, LEAKING)
-    settings = {"serves": "checked", "environ": {"KEPT": str(tmp_path / "everybody.txt")}}
+    settings = {"serves": "checked", "sandbox": "none", "environ": {"KEPT": str(tmp_path / "everybody.txt")}}
     async with harness.open(**settings) as plugin:
         await tell(plugin, ADA, "my pin is 4711")
         with pytest.raises(Refused, match="serves only the owner, because in a test it showed"):
@@ -276,14 +276,16 @@ async def test_a_leak_by_the_prompt_block_alone_is_found(tmp_path: Path) -> None
         'return "Notebook. It contains: " + self.read()', f"return {kept}.read_text() if {kept}.exists() else ''"
     ).replace('write("sync_turn", user_content)', f"open({kept}, 'a').write(user_content)")
     harness = HermesPluginHarness(tmp_path, source)
-    async with harness.open(serves="checked", environ={"KEPT": str(tmp_path / "everybody.txt")}) as plugin:
+    environ = {"KEPT": str(tmp_path / "everybody.txt")}
+    async with harness.open(serves="checked", sandbox="none", environ=environ) as plugin:
         with pytest.raises(Refused, match=r"\(prompt block\)"):
             await tell(plugin, BOB, "hello")
 
 
 async def test_the_first_person_is_served_without_a_test_and_the_second_is_not(tmp_path: Path) -> None:
     harness = HermesPluginHarness(tmp_path, LEAKING.replace("def system_prompt_block", "def other"))
-    settings = {"serves": "checked", "hermes_home": "", "environ": {"KEPT": str(tmp_path / "everybody.txt")}}
+    environ = {"KEPT": str(tmp_path / "everybody.txt")}
+    settings = {"serves": "checked", "hermes_home": "", "sandbox": "none", "environ": environ}
     async with harness.open(None, **settings) as plugin:
         await tell(plugin, ADA, "my pin is 4711")
         assert not (tmp_path / "data" / "isolation.json").exists()
@@ -345,7 +347,7 @@ async def test_a_plugin_that_shows_nothing_is_not_trusted(tmp_path: Path, monkey
 async def test_the_test_calls_no_tool_that_may_write(tmp_path: Path) -> None:
     shared = tmp_path / "calls.txt"
     source = NOTEBOOK.replace('write("tool", tool_name)', f"open({str(shared)!r}, 'a').write(tool_name + ' ')")
-    async with HermesPluginHarness(tmp_path, source).open(serves="checked") as plugin:
+    async with HermesPluginHarness(tmp_path, source).open(serves="checked", sandbox="none") as plugin:
         await tell(plugin, BOB, "hello")
     assert set(shared.read_text().split()) == {"notebook_search"}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,7 +136,7 @@ def _apply_edit(db: HermesDatabase, edit: StoreEdit) -> list[dict[str, Any]]:
         return [{"table": edit.table, "key": dict(edit.key), "after": dict(edit.values)}]
     if not edit.values:
         names = sorted(db.list_columns(edit.table))
-        rows = list(db.db.execute(f"select {', '.join(names)} from {edit.table} where {where}", keys))
+        rows = list(db.db.execute(f"select {_quote_names(names)} from {edit.table} where {where}", keys))
         db.db.execute(f"delete from {edit.table} where {where}", keys)
         return [{"table": edit.table, "removed": dict(zip(names, row, strict=True))} for row in rows]
     names = [name for name, _ in edit.values]
@@ -157,12 +157,21 @@ def _append_copy(db: HermesDatabase, edit: StoreEdit) -> dict[str, Any]:
     new = {**dict(edit.key), **dict(edit.values)}
     if "compacted" in columns:
         new["compacted"] = 0
-    chosen = ", ".join("?" if name in new else name for name in columns)
+    chosen = ", ".join("?" if name in new else _quote_name(name) for name in columns)
     given = [new[name] for name in columns if name in new]
-    sql = f"insert into messages({', '.join(columns)}) select {chosen} from messages where id = ?"
+    sql = f"insert into messages({_quote_names(columns)}) select {chosen} from messages where id = ?"
     db.db.execute(sql, [*given, edit.copies])
     after = {name: new[name] for name in columns if name in new}
     return {"table": "messages", "appended": db.db.last_insert_rowid(), "copy_of": edit.copies, "after": after}
+
+
+def _quote_names(names: Iterable[str]) -> str:
+    return ", ".join(_quote_name(name) for name in names)
+
+
+def _quote_name(name: str) -> str:
+    """Quote a column's name. It comes from a foreign database or journal, and may contain SQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _rebuild_index(db: HermesDatabase, table: str) -> None:
@@ -171,6 +180,8 @@ def _rebuild_index(db: HermesDatabase, table: str) -> None:
         db.db.execute(f'reindex "{table}"')
         return
     values = routing.read_index_expression(db, table).replace("new.", "messages.")
+    if not values:
+        raise Refused(f"the trigger of {table} is not one of hermes-agent", remedy="rebuild it with hermes-agent")
     db.db.execute(f"insert into {table}({table}) values ('rebuild')")  # a damaged index cannot be emptied
     db.db.execute(f"delete from {table}")
     db.db.execute(f"insert into {table}(rowid, content) select messages.id, {values} from messages")
@@ -187,17 +198,17 @@ def _undo_change(db: HermesDatabase, change: dict[str, Any]) -> bool:
         row = change["removed"]
         marks = ", ".join("?" * len(row))
         try:
-            db.db.execute(f"insert into {table}({', '.join(row)}) values ({marks})", list(row.values()))
+            db.db.execute(f"insert into {table}({_quote_names(row)}) values ({marks})", list(row.values()))
         except apsw.ConstraintError:
             return False  # one exists again
         return True
     now = {"id": change["appended"]} if "appended" in change else dict(change["key"])
     now |= change.get("after", {})
-    where = " and ".join(f"{name} is ?" for name in now)
+    where = " and ".join(f"{_quote_name(name)} is ?" for name in now)
     if "appended" in change:
         db.db.execute(f"delete from messages where {where}", list(now.values()))
     else:
-        names = ", ".join(f"{name} = ?" for name in change["before"])
+        names = ", ".join(f"{_quote_name(name)} = ?" for name in change["before"])
         db.db.execute(f"update {table} set {names} where {where}", [*change["before"].values(), *now.values()])
     return db.db.changes() == 1
 

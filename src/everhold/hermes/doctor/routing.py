@@ -418,12 +418,20 @@ def _query_count(case: HermesInspection, sql: str) -> int:
     return int(case.db.db.execute(sql).get)
 
 
+_INDEX_EXPRESSION: Final = re.compile(r"(?:new\.\w++|coalesce|\|\||'[^']*'|[(),\s])++", re.IGNORECASE)
+
+
 def read_index_expression(db: HermesDatabase, table: str) -> str:
-    """Return the expression over `new` with which the trigger of this version fills its index."""
+    """Return the expression over `new` with which the trigger of this version fills its index; nothing for another.
+
+    The trigger is text in a foreign file, and the expression becomes part of a statement of ours. So only columns,
+    texts, `coalesce` and `||` are accepted.
+    """
     found = db.query_rows("select sql from sqlite_master where type = 'trigger' and name = ?", (f"{table}_insert",))
     if not found:
         return ""
     sql = str(found[0][0])
     begin = re.search(r"values\s*\(\s*new\.id\s*,", sql, re.IGNORECASE)
     ends = [end.start() for end in re.finditer(r"\)\s*;", sql)]
-    return sql[begin.end() : ends[-1]].strip() if begin and ends else ""
+    expression = sql[begin.end() : ends[-1]].strip() if begin and ends else ""
+    return expression if _INDEX_EXPRESSION.fullmatch(expression) else ""

@@ -18,6 +18,7 @@ from everhold.core.retry import retry_delay_seconds
 from everhold.errors import InDoubt, InvalidRequest, Refused, Transient
 from everhold.infra import child_process
 from everhold.infra.child_process import ChildPolicy, ChildProcesses, kill_child
+from everhold.infra.secret import SecretString
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 
@@ -63,10 +64,12 @@ class HermesHostProcess:
         children: ChildProcesses,
         policy: ChildPolicy,
         watched: tuple[Path, ...] = (),
+        secrets: tuple[SecretString, ...] = (),
     ) -> None:
         """`patience` is how long a call may wait in the host for work that the plug-in continues in threads. `watched`
         are files with its settings outside its home.
         """
+        self._secrets = secrets
         self._children = children
         self._policy = policy
         self._watched = watched
@@ -270,7 +273,7 @@ class HermesHostProcess:
         if answer is None or answer.done():
             return  # no caller waits for it any more
         if "error" in message:
-            answer.set_exception(Refused(f"the plug-in failed: {message['error']}"))
+            answer.set_exception(Refused(f"the plug-in failed: {self._mask_secrets(str(message['error']))}"))
             answer.exception()  # mark it as retrieved, because no caller may be waiting
         else:
             self.crash_count, self.problem = 0, ""
@@ -283,13 +286,19 @@ class HermesHostProcess:
         while chunk := await process.stderr.read(4096):
             for line in chunk.decode("utf-8", "replace").splitlines():
                 printed += 1
-                self._last_output_line = line.strip()[:300] or self._last_output_line
+                self._last_output_line = self._mask_secrets(line.strip())[:300] or self._last_output_line
                 if printed <= MAX_LOGGED_LINES and line.strip():
                     # a plug-in has no other way to report a problem
                     say = self._log.warning if _ERROR_PATTERN.search(line) else self._log.debug
                     say("memory.printed", text=line[:500])
         if printed > MAX_LOGGED_LINES:
             self._log.debug("memory.printed", text=f"… {printed - MAX_LOGGED_LINES} more lines")
+
+    def _mask_secrets(self, text: str) -> str:
+        """Return the text without the plug-in's own secrets, which its errors may contain."""
+        for secret in self._secrets:
+            text = secret.mask_in(text)
+        return text
 
     def _record_crash(self, why: str) -> None:
         self.crash_count += 1

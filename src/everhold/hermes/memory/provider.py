@@ -29,6 +29,7 @@ from everhold.hermes.memory.identity import build_identity, is_at_terminal
 from everhold.hermes.memory.isolation import PluginIsolation
 from everhold.hermes.memory.readback import build_readback_query, is_evidence_shown
 from everhold.infra.child_process import ChildPolicy, ChildProcesses, SandboxKind
+from everhold.infra.secret import SecretString
 from everhold.ports.memory import (
     SEEN_REMOTE_ID,
     ErasureState,
@@ -598,6 +599,10 @@ def create_host(
         changed=changed,
         patience=settings.deadline_seconds / 2,
         watched=watched,
+        secrets=(
+            *(it for it in settings.environ.values() if isinstance(it, SecretString)),
+            *(SecretString(value) for value in passed.values()),
+        ),
         children=ChildProcesses(Path(context.home or context.directory)),
         policy=ChildPolicy(
             sandbox=SandboxKind(settings.sandbox),

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import apsw
 
+from everhold.infra.home import make_private_directory
+
 LOCK_WAIT_SECONDS: Final = 5.0
 """How long a connection waits for a lock of another process on the file."""
 CACHE_KIB: Final = 16_384
@@ -61,7 +63,7 @@ def _disable_replanning(db: apsw.Connection) -> None:
 def make_private(path: Path) -> None:
     """Create `path` readable and writable by its owner only, or change its mode, whatever the umask is."""
     if not path.parent.exists():
-        path.parent.mkdir(parents=True)
+        make_private_directory(path.parent)
         path.parent.chmod(0o700)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     os.close(handle)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import apsw
 
 from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer, StoreOutdated
+from everhold.infra.home import make_private_directory
 from everhold.stores.sqlite import connect, damage
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
@@ -84,7 +85,7 @@ def open_database(
 
 def copy_database(db: apsw.Connection, target: Path) -> Path:
     """Copy `db` to `target` (or beside it, if that exists), check the copy and return its path."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(target.parent)
     check_disk_space(target.parent, db.pragma("page_count") * db.pragma("page_size"))
     count = 1
     chosen = target
