@@ -383,6 +383,7 @@ class GatewayApp:
         """The objects that the API's handlers use."""
         from everhold.api.context import ApiContext, GatewayServices
         from everhold.api.idempotency import IdempotentTasks
+        from everhold.api.logins import LoginRegistry
 
         return ApiContext(
             control=self.session_admin,
@@ -396,6 +397,13 @@ class GatewayApp:
             redact_text=self.log.redaction.scrub_text,
             idempotent_tasks=IdempotentTasks(monotonic=self.clock.monotonic),
             budgets=self.supervisor.budgets,
+            logins=LoginRegistry(
+                self.store,
+                clock=self.clock,
+                chance=self.chance,
+                local=get_local_user(),
+                settings=lambda: self.watcher.settings.http,
+            ),
             gateway=GatewayServices(
                 role=lambda: self.role,
                 describe=self.describe,

@@ -55,7 +55,7 @@ class ChatCompletionRequest(Struct):
 async def list_models(call: ApiCall) -> Response:
     """Return the agents as models."""
     return build_json_response(
-        {"object": "list", "data": [_build_model(name) for name in sorted(call.context.agents.settings.agents)]}
+        {"object": "list", "data": [_build_model(name) for name in call.list_agents()]}
     )
 
 
