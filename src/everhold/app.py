@@ -23,7 +23,7 @@ from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
-from everhold.config.settings import ValidatePlugin, list_keys_awaiting_restart
+from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
 from everhold.core.roles import PersonRole
@@ -427,6 +427,17 @@ class GatewayApp:
         await self.http_server.start()
         self.url = self.http_server.url
         return self.url
+
+    async def create_login_link(self) -> str:
+        """Return a link that logs an operator in once; empty if there is no operator token."""
+        from everhold.api.auth import find_credential_by_name
+
+        http = self.watcher.settings.http
+        credential = find_credential_by_name(OPERATOR_TOKEN_NAME, http, local=self.api_context.local_person)
+        if credential is None:
+            return ""
+        code, _ = await self.api_context.logins.create_code(credential)
+        return f"{self.url}/#code={code}"
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Wait up to `seconds` for running work, then close everything. Unfinished work resumes at the next start."""

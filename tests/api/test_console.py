@@ -14,7 +14,7 @@ import pytest
 
 from everhold.api.console import CONSOLE_DIRECTORY, ConsoleFiles
 from everhold.testing.model_server import HangingConnection, ModelServer, ModelServerReply
-from tests.api.conftest import ADA, BOB, OPERATOR, ApiGateway, configuration
+from tests.api.conftest import ADA, BOB, LOCAL, OPERATOR, ApiGateway, configuration
 from tests.api.gateway_process import GatewayProcess
 from tests.waiting import LIMIT_SECONDS, wait_until
 
@@ -80,10 +80,15 @@ class ConsoleTab:
         if message.type == "error" and "net::ERR_" not in message.text:
             self.complaints.append(message.text)
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, token: str = LOCAL) -> None:
         await self.page.goto(url)
+        await self.log_in(token)
         await self.page.evaluate("window.notReloaded = true")
         await self.is_("live")
+
+    async def log_in(self, token: str) -> None:
+        await self.page.fill("#token", token)
+        await self.page.keyboard.press("Enter")
 
     async def is_(self, state: str) -> None:
         await self.page.wait_for_selector(f".state.{state}", timeout=LIMIT_SECONDS * 1000)
@@ -187,7 +192,7 @@ class TestInABrowser:
             await screen.is_("live")
             assert await screen.replies(3) == ["You said: before", "You said: during", "You said: meanwhile"]
             assert await screen.session() == session
-            async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+            async with gateway.open_client(seconds=LIMIT_SECONDS) as client:
                 log = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
             await screen.until(f"document.querySelectorAll('.log .seq').length === {len(log)}")
             assert await screen.seqs() == list(range(1, len(log) + 1)), "a gap, or a repeat"
@@ -269,14 +274,11 @@ class TestInABrowser:
         await screen.until("document.querySelector('.messages').innerText.includes('fact 1\\n')")
         await screen.until("!document.querySelector('.messages').innerText.includes('Show earlier')")
 
-    async def test_a_browser_on_another_machine_sends_the_token(self, browser: Any, gateway: ApiGateway) -> None:
+    async def test_each_token_opens_the_console_of_its_person(self, browser: Any, gateway: ApiGateway) -> None:
         for token, name in ((ADA, "ada"), (BOB, "bob"), (OPERATOR, "boss")):
-            context = await browser.new_context(
-                http_credentials={"username": "x", "password": token, "send": "always"},
-                extra_http_headers={"x-forwarded-for": "203.0.113.9"},
-            )
+            context = await browser.new_context(extra_http_headers={"x-forwarded-for": "203.0.113.9"})
             screen = ConsoleTab(await context.new_page())
-            await screen.open(gateway.url)
+            await screen.open(gateway.url, token)
             await screen.say(f"I am {name}")
             assert await screen.replies(1) == [f"You said: I am {name}"]
             assert (await screen.texts("li.person .by"))[0] == name

@@ -78,7 +78,9 @@ class RouteDispatcher:
             return plain.least is CallerRole.ANYBODY
         scope: Scope = {"type": "http", "method": method, "path": path}
         return any(
-            matcher.matches(scope)[0] is Match.FULL for matcher, route in self._routes if route.least is CallerRole.ANYBODY
+            matcher.matches(scope)[0] is Match.FULL
+            for matcher, route in self._routes
+            if route.least is CallerRole.ANYBODY
         )
 
     def _find_route(self, scope: Scope) -> ApiRoute:

@@ -91,10 +91,13 @@ class ApiContext:
     def now(self) -> float:
         return self.control.gates.clock.now()
 
-    def build_incoming_message(self, *, agent: str, chat: str, text: str, sender: str, id: str) -> IncomingMessage:
-        """Return a message from `sender` in their chat of this name."""
+    def build_incoming_message(
+        self, caller: ApiCaller, *, agent: str, chat: str, text: str, sender: str, id: str
+    ) -> IncomingMessage:
+        """Return a message from `sender` in their chat of this name. If the caller speaks for another, it says so."""
         origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
-        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin)
+        via = caller.account if caller.operator and sender != caller.sender else ""
+        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin, via=via)
 
     async def find_session(self, caller: ApiCaller, name: str) -> Session:
         """Return a session that this caller may see. Raises NotFound for others."""

@@ -52,7 +52,9 @@ def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> Inco
             raise ApiError(
                 400, "invalid_request", "`directory` and `repo` belong to a `location`", remedy="leave them out"
             )
-        return call.context.build_incoming_message(agent=agent, chat=given.chat, text=given.text, sender=sender, id=id)
+        return call.context.build_incoming_message(
+            call.caller, agent=agent, chat=given.chat, text=given.text, sender=sender, id=id
+        )
     if given.chat is not None:
         raise ApiError(
             400, "invalid_request", "a message has a `chat` or a `location`, not both", remedy="leave one out"
@@ -74,6 +76,7 @@ def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> Inco
         agent=agent,
         directory=given.directory,
         repo=given.repo,
+        via=call.caller.account if sender != call.caller.sender else "",
     )
 
 

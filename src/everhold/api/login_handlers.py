@@ -44,7 +44,10 @@ async def log_in(call: ApiCall) -> Response:
         raise ApiError(401, "unauthorized", what, remedy="`everhold open` makes a new link")
     if credential.scope.role not in LOGIN_ROLES:
         raise ApiError(
-            403, "denied", f"a token with role {credential.scope.role} cannot log in", remedy="use the token of a person"
+            403,
+            "denied",
+            f"a token with role {credential.scope.role} cannot log in",
+            remedy="use the token of a person",
         )
     is_https = is_https_request(call.head, settings.trusted_proxies)
     issued = await call.context.logins.create_login(credential, browser=call.headers.get("user-agent", ""))

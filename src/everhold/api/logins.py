@@ -171,6 +171,12 @@ class LoginRegistry:
                 continue
             return
 
+    async def end_all(self) -> None:
+        """End all logins and codes, because a restored store may contain some that had ended."""
+        for namespace in (StateNamespace.LOGIN, StateNamespace.LOGIN_CODE):
+            for record in await self._store.list_state_records(namespace):
+                await self._remove(record)
+
     # -- records -----------------------------------------------------------------------------------------------------
 
     def _find_credential(self, token: str, salt: str, proof: str) -> TokenCredential | None:

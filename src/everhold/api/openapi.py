@@ -37,10 +37,10 @@ REFUSAL_TEXTS: Final = {
 INTRODUCTION: Final = (
     "The gateway serves this API over TCP and on `api.sock` in the home. On `api.sock` every caller is an operator: "
     "only the home's own user and root can connect to it. Over TCP every route needs a credential, also from this "
-    "machine; the routes for anybody are the exception. Programs send a token as `Authorization: Bearer …`. The console "
-    "logs in and sends a cookie and the header `X-Everhold-Key`. A token has a role. An `operator` may do everything and "
-    "speak for others. A `member` sees the sessions, the memory and the schedules of one person. A `service` names its "
-    "users in `person` or `X-Everhold-Person`, and sees their sessions. A token for `metrics` reads `/metrics`."
+    "machine; the routes for anybody are the exception. Programs send a token as `Authorization: Bearer …`. The "
+    "console logs in and sends a cookie and the header `X-Everhold-Key`. A token has a role. An `operator` may do "
+    "everything and speak for others. A `member` sees the sessions, the memory and the schedules of one person. "
+    "A `service` names its users in `person` or `X-Everhold-Person`, and sees their sessions. A token for `metrics` reads `/metrics`."
 )
 
 

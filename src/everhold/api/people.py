@@ -170,8 +170,7 @@ async def _list_own_schedules(call: ApiCall) -> set[str]:
     return {
         it.id
         for it in await call.context.gateway.schedules.list_schedules()
-        if caller.scope.can_use(it.agent)
-        and (caller.operator or build_identity(it.place.platform, it.sender) in own)
+        if caller.scope.can_use(it.agent) and (caller.operator or build_identity(it.place.platform, it.sender) in own)
     }
 
 

@@ -24,14 +24,14 @@ PAGE_HEAD: Final = """\
 """
 ERRORS_SECTION: Final = """\
 Every error is `{"error": {"type", "message", "remedy"}}`. Besides the statuses that a route lists, any request may be
-refused with 401 (the credential is missing or wrong), 403 (not allowed, or sent by a web page of another origin), 408 (too
-slow), 413 (more than 1 MB, on `api.sock` more than 16 MB), 429 (too many requests; `Retry-After` says how long to wait)
-and 503 (busy).
+refused with 401 (the credential is missing or wrong), 403 (not allowed, or sent by a web page of another origin), 408
+(too slow), 413 (more than 1 MB, on `api.sock` more than 16 MB), 429 (too many requests; `Retry-After` says how long to
+wait) and 503 (busy).
 """
 ACCESS_TEXT: Final = (
-    "A token with `read_only: true` may call the routes of its role that are GET. A token with `agents` sees these agents "
-    "and their sessions only; as an operator it may call no route that concerns the whole gateway. A session, schedule "
-    "or login of somebody else is answered with 404."
+    "A token with `read_only: true` may call the routes of its role that are GET. A token with `agents` sees these "
+    "agents and their sessions only; as an operator it may call no route that concerns the whole gateway. A session, "
+    "schedule or login of somebody else is answered with 404."
 )
 _COMMON_STATUSES: Final = frozenset({"401", "403", "408", "413", "415", "429", "503"})
 

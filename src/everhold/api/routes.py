@@ -92,7 +92,9 @@ _SESSION_HEADER: Final = RouteParameter(
     "The name of the conversation, which you choose. Without it nothing is stored or recalled.",
     "header",
 )
-_PERSON_HEADER: Final = RouteParameter("X-Everhold-Person", "The sender. An operator may name any person, a service names its user.", "header")
+_PERSON_HEADER: Final = RouteParameter(
+    "X-Everhold-Person", "The sender. An operator may name any person, a service names its user.", "header"
+)
 _MEMORY_NAME_PARAMETER: Final = RouteParameter("name", "A memory, as `memories` in the configuration names it.", "path")
 _PERSON_PARAMETER: Final = RouteParameter("person", "A name, or an identity such as `telegram:1001`.", required=True)
 _IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
@@ -175,9 +177,9 @@ _ROUTES: Final = (
         "POST /api/login",
         login_handlers.log_in,
         "Log in",
-        about="The answer sets a cookie and contains a key. A request of the console needs both: the cookie, and the key "
-        "in the header `X-Everhold-Key`. A login ends thirty days after its last use, when it is ended, or when its token "
-        "changes. A code works once and for ten minutes.",
+        about="The answer sets a cookie and contains a key. A request of the console needs both: the cookie, and "
+        "the key in the header `X-Everhold-Key`. A login ends thirty days after its last use, when it is ended, or "
+        "when its token changes. A code works once and for ten minutes.",
         request_type=schemas.LoginRequest,
         response_bodies={200: ResponseBody("The login.", schemas.LoginResponse)},
         refusal_statuses=(400,),

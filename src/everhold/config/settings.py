@@ -67,8 +67,8 @@ class TokenSettings(ConfigSection):
     token_env: EnvName
     """The variable with the token. At least 32 characters, chosen at random: `openssl rand -hex 32`."""
     role: TokenRole = "member"
-    """What the token may do. `operator`: everything, also to speak for others. `member`: the sessions, the memory and the
-    schedules of one person. `service`: to speak for its own users, whom it names. `metrics`: to read `/metrics`."""
+    """What the token may do. `operator`: everything, also to speak for others. `member`: the sessions, the memory and
+    the schedules of one person. `service`: to speak for its own users, whom it names. `metrics`: to read `/metrics`."""
     person: Name | None = None
     """The person who speaks with this token, a name from `people`. If not given, the person has the token's name."""
     agents: tuple[Name, ...] = ()
