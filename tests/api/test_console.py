@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import shutil
@@ -287,6 +288,107 @@ class TestInABrowser:
             assert screen.complaints == []
             await context.close()
 
+    async def test_a_login_link_opens_the_console_once_and_leaves_no_trace(
+        self, browser: Any, gateway: ApiGateway
+    ) -> None:
+        link = await gateway.running.create_login_link()
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        asked: list[str] = []
+        screen.page.on("request", lambda request: asked.append(request.url))
+        await screen.page.goto(link)
+        await screen.is_("live")
+        await screen.say("hello")
+        assert await screen.replies(1) == ["You said: hello"]
+        code = link.partition("#code=")[2]
+        assert code not in screen.page.url
+        assert not [url for url in asked if code in url]
+        kept = await screen.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+        assert code not in kept
+        assert LOCAL not in kept
+        assert "everhold_" not in kept, "no script can read the cookie"
+        await screen.page.reload()
+        await screen.is_("live")
+        assert screen.complaints == []
+        other = ConsoleTab(await (await browser.new_context()).new_page())
+        await other.page.goto(link)
+        await other.page.wait_for_selector("[role=alert]:not(:empty)", timeout=LIMIT_SECONDS * 1000)
+        assert await other.texts("[role=alert]") == ["the code is wrong, was used, or is older than ten minutes"]
+        await context.close()
+
+    async def test_a_page_whose_login_has_ended_asks_for_a_new_one_and_loses_nothing(
+        self, browser: Any, gateway: ApiGateway
+    ) -> None:
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url)
+        await screen.say("before")
+        await screen.replies(1)
+        session = await screen.session()
+        async with gateway.client() as client:
+            (login,) = (await client.get("/api/logins")).json()["logins"]
+            await client.post(f"/api/logins/{login['id']}/end", json={})
+        await screen.page.wait_for_selector("form[aria-label='Log in']", timeout=LIMIT_SECONDS * 1000)
+        assert "Your login has ended." in await screen.page.inner_text("form")
+        assert await screen.page.locator("li.person").count() == 0, "nothing of the conversation is shown"
+        await screen.log_in("a wrong token")
+        await screen.page.wait_for_selector("[role=alert]:not(:empty)", timeout=LIMIT_SECONDS * 1000)
+        assert await screen.texts("[role=alert]") == ["the token is wrong"]
+        await screen.log_in(LOCAL)
+        await screen.is_("live")
+        assert await screen.replies(1) == ["You said: before"]
+        assert await screen.session() == session
+        assert all("401" in text for text in screen.complaints), screen.complaints
+        await context.close()
+
+    async def test_logging_out_shows_nothing_to_the_next_person(self, browser: Any, gateway: ApiGateway) -> None:
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url, ADA)
+        await screen.say("a secret of ada")
+        await screen.replies(1)
+        await screen.page.click("text=Log out")
+        await screen.page.wait_for_selector("form[aria-label='Log in']")
+        assert await context.cookies() == []
+        assert await screen.page.evaluate("localStorage.length") == 0
+        await screen.log_in(BOB)
+        await screen.is_("live")
+        await screen.say("I am bob")
+        assert await screen.replies(1) == ["You said: I am bob"]
+        assert "secret" not in await screen.page.inner_text("body")
+        assert (await screen.texts("li.person .by"))[0] == "bob"
+        await context.close()
+
+    async def test_another_server_on_this_host_gets_the_cookie_and_cannot_use_it(
+        self, browser: Any, gateway: ApiGateway
+    ) -> None:
+        """Browsers send the cookies of a host to all its ports. So the cookie alone must open nothing."""
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url)
+        received: list[str] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            received.append(next((it for it in head.split("\r\n") if it.lower().startswith("cookie:")), ""))
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi")
+            await writer.drain()
+            writer.close()
+
+        other = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with other:
+            page = await context.new_page()
+            await page.goto(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/")
+            stolen = next(it for it in received if "everhold_" in it).partition(": ")[2]
+            assert await page.evaluate("localStorage.length") == 0
+            blocked = await page.evaluate(
+                f"fetch('{gateway.url}/api/sessions', {{credentials: 'include'}}).then(() => 'read', () => 'blocked')"
+            )
+            assert blocked == "blocked"
+        async with gateway.client("", cookie=stolen) as thief:
+            assert (await thief.get("/api/sessions")).status_code == 401
+        await context.close()
+
     @pytest.mark.parametrize("width, scheme", [(360, "dark"), (800, "light"), (1320, "dark")])
     async def test_the_console_fits_the_window_and_follows_the_color_scheme(
         self, browser: Any, gateway: ApiGateway, width: int, scheme: str
@@ -337,8 +439,12 @@ async def test_axe_reports_no_accessibility_problem(browser: Any, gateway: ApiGa
     await screen.replies(1)
     await screen.say("/help")
     await screen.page.wait_for_selector("li.notice")
-    await screen.page.add_script_tag(path=node / "node_modules" / "axe-core" / "axe.min.js")
+    axe = node / "node_modules" / "axe-core" / "axe.min.js"
+    await screen.page.add_script_tag(path=axe)
     found = await screen.page.evaluate("axe.run().then((it) => it.violations)")
+    await screen.page.click("text=Log out")
+    await screen.page.wait_for_selector("form[aria-label='Log in']")
+    found += await screen.page.evaluate("axe.run().then((it) => it.violations)")
     assert [f"{it['id']}: {it['nodes'][0]['html']} {it['nodes'][0]['failureSummary']}" for it in found] == []
     await context.close()
 

@@ -40,7 +40,8 @@ INTRODUCTION: Final = (
     "machine; the routes for anybody are the exception. Programs send a token as `Authorization: Bearer …`. The "
     "console logs in and sends a cookie and the header `X-Everhold-Key`. A token has a role. An `operator` may do "
     "everything and speak for others. A `member` sees the sessions, the memory and the schedules of one person. "
-    "A `service` names its users in `person` or `X-Everhold-Person`, and sees their sessions. A token for `metrics` reads `/metrics`."
+    "A `service` names its users in `person` or `X-Everhold-Person`, and sees their sessions. A token "
+    "for `metrics` reads `/metrics`."
 )
 
 

@@ -75,8 +75,8 @@ function Bar({ part, turn }) {
         (name) => html`<button class="quiet" aria-pressed=${part === name} onClick=${() => turn(name)}>${name}</button>`,
       )}
     </nav>
-    ${state.caller?.login && html`<button class="quiet logout" onClick=${() => login.logOut()}>Log out</button>`}
     <p class=${`state ${state.connection}`} role="status"><span class="dot" aria-hidden="true"></span>${CONNECTION_TEXTS[state.connection]}</p>
+    ${state.caller?.login && html`<button class="quiet logout" onClick=${() => login.logOut()}>Log out</button>`}
   </header>`;
 }
 
