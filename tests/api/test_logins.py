@@ -16,6 +16,7 @@ from everhold.app import GatewayApp, SystemClock, load_home_settings
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
 from everhold.core.callers import CODE_SECONDS, FRESH_SECONDS, LOGIN_SECONDS
+from everhold.errors import StoreError, StoreFull
 from everhold.ports.store import StateNamespace
 from everhold.telemetry.logs import open_log
 from everhold.testing.model_server import ModelServer
@@ -332,7 +333,7 @@ async def test_a_new_login_replaces_the_one_of_the_same_page(gateway: LoginGatew
     assert not await page.is_in()
 
 
-@pytest.mark.parametrize("how", ["ended", "token changed"])
+@pytest.mark.parametrize("how", ["ended", "token changed", "role changed"])
 async def test_an_open_stream_ends_with_its_login(gateway: LoginGateway, how: str) -> None:
     page = await gateway.log_in(token=OPERATOR)
     async with page.http.stream("GET", "/api/events", headers=page.headers()) as response:
@@ -341,6 +342,10 @@ async def test_an_open_stream_ends_with_its_login(gateway: LoginGateway, how: st
         assert (await anext(events)).event == "hello"
         if how == "ended":
             await gateway.running.api_context.logins.end_login(page.key.partition(".")[0])
+        elif how == "role changed":
+            gateway.configure(
+                configuration(gateway.model.openai, more=TOKENS.replace(", role: operator", ", role: member"))
+            )
         else:
             gateway.home.env.write_text(SECRETS.replace(OPERATOR, "rotated-token-" + "0123456789abcdef" * 2))
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -444,3 +449,34 @@ async def test_no_half_code_or_token_is_stored_or_logged(gateway: LoginGateway) 
     assert any(page.key.partition(".")[0] in text for text in texts), "the search would find something"
     for secret in secrets:
         assert not [text for text in texts if secret in text]
+
+
+# -- a store in trouble ------------------------------------------------------------------------------------------------
+
+
+async def test_a_login_works_while_the_disk_is_full(gateway: LoginGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = await gateway.log_in(token=LOCAL)
+    gateway.clock.ahead = 7_200.0  # the use would be recorded now
+
+    async def refuse(change: object) -> None:
+        raise StoreFull("the disk is full", remedy="free some space")
+
+    monkeypatch.setattr(gateway.running.store, "commit", refuse)
+    assert await page.is_in()
+    refused = await Browser(gateway).log_in(token=LOCAL)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (507, "store_full")
+
+
+async def test_a_store_that_cannot_be_read_refuses_a_login_with_a_reason(
+    gateway: LoginGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = await gateway.log_in(token=LOCAL)
+
+    async def fail(*given: object, **more: object) -> None:
+        raise StoreError("the database is locked")
+
+    monkeypatch.setattr(gateway.running.store, "get_state_record", fail)
+    answer = await page.get("/api/me")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")
+    async with gateway.client(LOCAL) as client:
+        assert (await client.get("/api/me")).status_code == 200, "a token needs no record"

@@ -24,7 +24,7 @@ from everhold.core.callers import (
     is_login_alive,
     is_use_due,
 )
-from everhold.errors import Conflict, NotFound
+from everhold.errors import Conflict, NotFound, StoreError
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.store import Change, StateNamespace, StateRecord, StateWrite, Step, Store
 
@@ -211,8 +211,8 @@ class LoginRegistry:
     async def _record_use(self, record: StateRecord, used: LoginRecord) -> None:
         try:
             await self._write(record.namespace, record.key, used, version=record.version)
-        except Conflict:
-            return  # another request recorded it, or the login has ended
+        except (Conflict, StoreError):
+            return  # another request recorded it, the login has ended, or the disk is full; a later use is recorded
 
     async def _remove(self, record: StateRecord) -> None:
         try:

@@ -29,11 +29,12 @@ from everhold.api.auth import (
     is_same_origin,
     parse_request_head,
 )
-from everhold.api.errors import ApiError, format_retry_after
+from everhold.api.errors import ApiError, convert_error, format_retry_after
 from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
 from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION
 from everhold.config.settings import HttpSettings, Settings
+from everhold.errors import StoreError
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.log import EventLogger
 
@@ -183,7 +184,10 @@ class GuardMiddleware:
 
     async def _find_login(self, head: RequestHead, settings: HttpSettings) -> ApiCaller | None:
         id, cookie, key = extract_login(head, is_https=is_https_request(head, settings.trusted_proxies))
-        return await self.logins.find_caller(id, cookie=cookie, key=key) if id else None
+        try:
+            return await self.logins.find_caller(id, cookie=cookie, key=key) if id else None
+        except StoreError as error:
+            raise convert_error(error) from error
 
     async def confirm_caller(self, head: RequestHead) -> ApiCaller | None:
         """Return the caller of a request that is still being answered; None if its credential is not valid any more."""

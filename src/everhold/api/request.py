@@ -138,16 +138,16 @@ class ApiCall:
                 )
 
     async def is_still_allowed(self) -> bool:
-        """Return whether the credential of this request is still valid, checked about once a second."""
+        """Return whether the credential of this request has the rights it had, checked about once a second."""
         now = self.context.control.gates.clock.monotonic()
         if now - self._confirmed_at < CONFIRM_SECONDS:
             return True
         self._confirmed_at = now
-        caller = await self.context.confirm_caller(self.head)
-        if caller is None or not can_call(caller.role, CallerRole.SERVICE):
+        try:
+            caller = await self.context.confirm_caller(self.head)
+        except ApiError:  # the store cannot be read now
             return False
-        self.caller = _name_service_user(caller, self.head)
-        return True
+        return caller is not None and _name_service_user(caller, self.head) == self.caller
 
     def require_operator(self) -> None:
         if not self.caller.operator:
