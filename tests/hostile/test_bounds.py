@@ -26,6 +26,7 @@ from everhold.platforms.unparsed import (
     MAX_RAW_CHARS,
     MAX_TEXT_CHARS,
     PARSE_ERRORS,
+    UnparsedSender,
     build_unparsed_message,
     check_incoming_message,
 )
@@ -172,7 +173,14 @@ def test_an_update_that_cannot_be_stored_as_it_is_is_stored_in_part() -> None:
     for _ in range(100_000):
         deep = [deep]
     for raw in (deep, {"a": deep}, "x" * 1_000_000, {"x" * 1_000_000: 1}):
-        stored = build_unparsed_message(raw, platform="p", account="a", id="i" * 1_000_000, reason="r" * 1_000_000)
+        stored = build_unparsed_message(
+            raw,
+            platform="p",
+            account="a",
+            id="i" * 1_000_000,
+            reason="r" * 1_000_000,
+            sent_by=UnparsedSender(sender="ada"),
+        )
         assert len(stored.text) <= MAX_RAW_CHARS + MAX_ID_CHARS + 1
         assert len(stored.origin.message) <= MAX_ID_CHARS
 

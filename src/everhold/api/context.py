@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
-from everhold.api.auth import ApiCaller
+from everhold.api.auth import ApiCaller, RequestHead
 from everhold.api.idempotency import IdempotentTasks
 from everhold.api.log_tail import LogTail
+from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import SlotCounter
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import Settings
@@ -71,6 +72,10 @@ class GatewayServices:
     """Sends a text to a chat without recording it in a session."""
 
 
+async def _confirm_nobody(head: RequestHead) -> ApiCaller | None:
+    return None
+
+
 @dataclasses.dataclass(kw_only=True)
 class ApiContext:
     """The objects of one server."""
@@ -78,7 +83,7 @@ class ApiContext:
     control: SessionAdmin
     memory: MemoryAdmin
     local_person: str
-    """The sender of requests from this machine that carry no token."""
+    """The user who runs this process: the sender of requests through `api.sock` and with the operator token."""
     agents: ConfiguredAgents
     tail: LogTail
     log: EventLogger
@@ -91,6 +96,9 @@ class ApiContext:
     idempotent_tasks: IdempotentTasks[FinalReply]
     budgets: BudgetLedger
     gateway: GatewayServices
+    logins: LoginRegistry
+    confirm_caller: Callable[[RequestHead], Awaitable[ApiCaller | None]] = _confirm_nobody
+    """Identifies the caller of a request again. Set by the application."""
     first_text_wait_seconds: float = 10.0
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
     streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_STREAMS))
@@ -105,28 +113,38 @@ class ApiContext:
     def now(self) -> float:
         return self.control.gates.clock.now()
 
-    def build_incoming_message(self, *, agent: str, chat: str, text: str, sender: str, id: str) -> IncomingMessage:
-        """Return a message from `sender` in their chat of this name."""
+    def build_incoming_message(
+        self, caller: ApiCaller, *, agent: str, chat: str, text: str, sender: str, id: str
+    ) -> IncomingMessage:
+        """Return a message from `sender` in their chat of this name. If the caller speaks for another, it says so."""
         origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
-        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin)
+        via = caller.account if caller.operator and sender != caller.sender else ""
+        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin, via=via)
 
     async def find_session(self, caller: ApiCaller, name: str) -> Session:
         """Return a session that this caller may see. Raises NotFound for others."""
         if caller.operator:
-            return await self.control.find_session(name)
-        with contextlib.suppress(NotFound):
-            session = await self.store.get_session(name)
-            if await self.can_see(caller, session.id):
+            session = await self.control.find_session(name)
+            if caller.scope.can_use(session.agent):
                 return session
+        else:
+            with contextlib.suppress(NotFound):
+                session = await self.store.get_session(name)
+                if await self.can_see(caller, session.id):
+                    return session
         raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists the sessions")
 
     async def list_sessions(self, caller: ApiCaller, *, limit: int, after: str = "") -> list[Session]:
         """Return the newest sessions that this caller may see and that are older than `after`."""
-        if caller.operator:
+        if caller.operator and not caller.scope.agents:
             return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
-        authors = (await self.store.get_people()).list_same_authors(f"{PERSON_MEMBER}{_identify_caller(caller)}")
-        while page := await self.store.list_sessions_begun_by(authors=authors, limit=limit, after=after):
+        authors = () if caller.operator else await self._list_authors(caller)
+        while page := (
+            await self.store.list_sessions(limit=limit, after=after, newest_first=True)
+            if caller.operator
+            else await self.store.list_sessions_begun_by(authors=authors, limit=limit, after=after)
+        ):
             seen += [session for session in page if await self.can_see(caller, session.id)]
             after = page[-1].id
             if len(seen) >= limit:
@@ -134,12 +152,28 @@ class ApiContext:
         return seen[:limit]
 
     async def can_see(self, caller: ApiCaller, session: str) -> bool:
-        """Whether the caller may see the session. Operators see all; others see those that they own."""
+        """Whether the caller may see the session, within the agents of its token.
+
+        Operators see all sessions, a person those that they own, and a service those of its users.
+        """
+        if caller.scope.agents and not caller.scope.can_use((await self.store.get_session(session)).agent):
+            return False
         if caller.operator:
             return True
         owner, began_at = await self._find_start(session)
+        owner = owner.removeprefix(PERSON_MEMBER)
+        if caller.owned_senders and not caller.sender.startswith(caller.owned_senders):
+            return owner.startswith(build_identity(http.NAME, caller.owned_senders))
+        if caller.owned_senders:
+            return owner == _identify_caller(caller)
+        return (await self.store.get_people()).belongs_to(owner, _identify_caller(caller), at=began_at)
+
+    async def _list_authors(self, caller: ApiCaller) -> tuple[str, ...]:
+        """Return the authors under which the log knows the caller's person. A service's user is known under one."""
+        if caller.owned_senders:
+            return (f"{PERSON_MEMBER}{_identify_caller(caller)}",)
         people = await self.store.get_people()
-        return people.belongs_to(owner.removeprefix(PERSON_MEMBER), _identify_caller(caller), at=began_at)
+        return people.list_same_authors(f"{PERSON_MEMBER}{_identify_caller(caller)}")
 
     async def _find_start(self, session: str) -> tuple[str, float]:
         """Return the owner of a session, and when it began. It is cached because it never changes."""
@@ -156,4 +190,4 @@ class ApiContext:
 
 
 def _identify_caller(caller: ApiCaller) -> str:
-    return build_identity(http.NAME, caller.sender)
+    return build_identity(http.NAME, caller.resolve_sender("") if caller.owned_senders else caller.sender)

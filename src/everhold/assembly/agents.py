@@ -297,7 +297,7 @@ class ConfiguredAgents:
         if is_exempt(role) or platform in ("terminal", "agent"):
             return True
         tokens = self.settings.http.tokens
-        operators = {self.local_user, *(it.person or it.name for it in tokens if it.operator)}
+        operators = {self.local_user, *(it.person or it.name for it in tokens if it.role == "operator")}
         return platform == "http" and sender in operators
 
     def _find_file_limit(self, place: ChatLocation) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import os
 import zoneinfo
 from collections.abc import Mapping
@@ -143,6 +144,16 @@ def make_empty_mapping() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
+def _validate_network(value: str) -> str:
+    try:
+        network = ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        raise build_value_error("is not an address or a network", "for example 127.0.0.1 or 10.0.0.0/8") from None
+    if not network.prefixlen:
+        raise build_value_error("trusts every address", "write the addresses of your own proxies")
+    return value
+
+
 FrozenTable: TypeAlias = Annotated[Mapping[str, T], AfterValidator(_freeze_mapping)]
 NamedTable: TypeAlias = Annotated[
     Mapping[Annotated[str, AfterValidator(_validate_name)], T], AfterValidator(_freeze_mapping)
@@ -161,6 +172,8 @@ Usd: TypeAlias = Annotated[float, Field(ge=0)]
 AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_validate_absolute_path)]
 SandboxName: TypeAlias = Literal["auto", "bubblewrap", "landlock", "none"]
 EffectName: TypeAlias = Literal["pure", "keyed", "probe", "once"]
+NetworkText: TypeAlias = Annotated[str, AfterValidator(_validate_network)]
+TokenRole: TypeAlias = Literal["operator", "member", "service", "metrics"]
 InDoubtPolicy: TypeAlias = Literal["resend", "hold"]
 SessionSharing: TypeAlias = Literal["per-person", "shared"]
 StoreKind: TypeAlias = Annotated[Literal["sqlite"], BeforeValidator(_store_kind)]

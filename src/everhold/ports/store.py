@@ -259,6 +259,8 @@ class StateNamespace(StrEnum):
     HELD_MESSAGE = "held_message"
     QUOTA = "quota"
     TOOL_PINS = "tool_pins"
+    LOGIN = "login"
+    LOGIN_CODE = "login_code"
 
 
 class StateWrite(Struct, frozen=True, kw_only=True):

@@ -55,7 +55,9 @@ async def _reapply_erasures(home: Home) -> int:
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     app = GatewayApp(home, _load_settings(home), log=log, environ=os.environ)
     try:
-        return await app.reapply_erasures(restored=True)
+        again = await app.reapply_erasures(restored=True)
+        await app.api_context.logins.end_all()
+        return again
     finally:
         await app.stop(seconds=0)
 
