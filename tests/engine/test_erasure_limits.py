@@ -129,10 +129,14 @@ class TestReturning:
     def test_two_commands_at_once_are_one_erasure_after_the_other(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         admin = memory(gateway)
-        provider.visible_after = 20.0  # the first is still reading back when the second comes
-        provider.works = True
+        real = provider.forget
+
+        async def forget_slowly(target: ErasureTarget) -> Sequence[ProviderDeletion]:
+            await asyncio.sleep(5)  # the first is still asking when the second comes
+            return await real(target)
+
+        provider.forget = forget_slowly  # type: ignore[method-assign]
         reports = gateway.run(_gather(admin.forget_person("ada"), _wait_and(admin.forget_person, "ada")))
-        provider.works = False
         assert {it.state for it in reports} == {"asked"}
         assert len(gateway.run(admin.list_erasures())) == 1
         provider.work()
@@ -284,10 +288,13 @@ class TestDetachedMemories:
     def test_a_memory_that_is_put_back_is_asked_and_shows_nothing_before(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         gateway.runtimes.memories = {}
+        gateway.runtimes.settings.update(recall_memories=())
         admin = memory(gateway)
         gateway.loop.create_task(admin.keep_finishing_unfinished())
-        gateway.run(admin.forget_person("ada"))
+        assert gateway.run(admin.forget_person("ada")).state == "cannot"
+        gateway.pass_time(3 * DAY)
         gateway.runtimes.memories = {"a": provider}
+        gateway.runtimes.settings.update(recall_memories=("a",))
         assert CANARY not in run_tool(gateway, "later_search", "person:ada").text
         assert run_tool(gateway, "later_reason", "person:ada").error
         gateway.pass_time(2 * 3_600)
