@@ -11,7 +11,6 @@ import pytest
 from everhold.admin.forgetting import BackupHolding
 from everhold.core.entries import Said
 from everhold.engine.memory.recall import HitJudge
-from everhold.errors import Transient
 from everhold.ports.memory import ErasureTarget, MemoryCapability, MemoryHit, MemoryQuery, ProviderDeletion
 from everhold.ports.store import StateNamespace
 from everhold.testing.fakes import FakeMemoryProvider, get_memory_text
@@ -130,10 +129,14 @@ class TestReturning:
     def test_two_commands_at_once_are_one_erasure_after_the_other(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         admin = memory(gateway)
-        provider.visible_after = 20.0  # the first is still reading back when the second comes
-        provider.works = True
+        real = provider.forget
+
+        async def forget_slowly(target: ErasureTarget) -> Sequence[ProviderDeletion]:
+            await asyncio.sleep(5)  # the first is still asking when the second comes
+            return await real(target)
+
+        provider.forget = forget_slowly  # type: ignore[method-assign]
         reports = gateway.run(_gather(admin.forget_person("ada"), _wait_and(admin.forget_person, "ada")))
-        provider.works = False
         assert {it.state for it in reports} == {"asked"}
         assert len(gateway.run(admin.list_erasures())) == 1
         provider.work()
@@ -214,12 +217,18 @@ class TestRestoring:
         self, gateway: InProcessGateway
     ) -> None:
         provider = start(gateway)
-        provider.faults.fail_next(Transient("down"), times=2)
-        gateway.run(memory(gateway).forget_person("ada"))
-        copy = save_store(gateway)
-        gateway.run(memory(gateway).finish_unfinished())
+        admin, copies = memory(gateway), list[dict[str, bytes]]()
+        real = admin.records.save
+
+        async def save(erasure: Any) -> None:
+            await real(erasure)
+            if not copies:  # the forgetting is recorded, and nothing was asked yet
+                copies.append(save_store(gateway))
+
+        admin.records.save = save  # type: ignore[method-assign]
+        gateway.run(admin.forget_person("ada"))
         assert provider.targets
-        admin = restore_store(gateway, copy)
+        admin = restore_store(gateway, copies[0])
         gateway.run(admin.resume_erasures(restored=True))
 
         async def name_nothing(target: ErasureTarget) -> Sequence[ProviderDeletion]:
@@ -279,10 +288,13 @@ class TestDetachedMemories:
     def test_a_memory_that_is_put_back_is_asked_and_shows_nothing_before(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)
         gateway.runtimes.memories = {}
+        gateway.runtimes.settings.update(recall_memories=())
         admin = memory(gateway)
         gateway.loop.create_task(admin.keep_finishing_unfinished())
-        gateway.run(admin.forget_person("ada"))
+        assert gateway.run(admin.forget_person("ada")).state == "cannot"
+        gateway.pass_time(3 * DAY)
         gateway.runtimes.memories = {"a": provider}
+        gateway.runtimes.settings.update(recall_memories=("a",))
         assert CANARY not in run_tool(gateway, "later_search", "person:ada").text
         assert run_tool(gateway, "later_reason", "person:ada").error
         gateway.pass_time(2 * 3_600)
