@@ -204,6 +204,8 @@ class PersonForgetter:
         unfinished = self._read_erasures(done=False)
         for erasure in unfinished:
             await self._restore_record(erasure)
+            known = await self._load_erasure(erasure.id) or erasure
+            await self._save_audiences(known, await self._build_plan(known))
             await self._remove_records(erasure.identities, at=erasure.at)
             await self._erase_from_log(erasure.identities, at=erasure.at, by="system")
         return len(unfinished)
