@@ -16,6 +16,7 @@ from everhold.assembly.memory_providers import MemoryTool
 from everhold.core.entries import Stamp
 from everhold.core.people import PeopleAction
 from everhold.engine.memory.recall import HitJudge
+from everhold.engine.memory.tombstones import load_erasures
 from everhold.errors import Transient
 from everhold.ports.memory import (
     ErasureState,
@@ -280,6 +281,21 @@ class TestStates:
         second = gateway.run(admin.forget_person("ada"))
         assert len(quick.targets) > asked
         assert place_of(second, "b").state == "asked", "it still has what was said since"
+
+    def test_a_kill_before_the_erasure_hides_it_from_everybody_who_could_read_it(
+        self, gateway: InProcessGateway
+    ) -> None:
+        """Simulator seed 2220: the audiences were not recorded, so a group was shown what a memory still had."""
+        start(gateway)
+        gateway.send_message(f"we all know {CANARY}", chat="room", kind="group", who="ada")
+        gateway.run(memory(gateway)._begin_erasure(("ada",), by="operator", rebuild=False))
+        gateway.crash()
+        gateway.start()
+        gateway.run(memory(gateway).resume_erasures())
+        (erasure,) = gateway.run(load_erasures(gateway.store))
+        assert len(erasure.audiences) == 2, "the direct chat and the group"
+        for audience in erasure.audiences:
+            assert CANARY not in run_tool(gateway, "later_search", *audience).text
 
     def test_the_states_survive_a_kill(self, gateway: InProcessGateway) -> None:
         provider = start(gateway)

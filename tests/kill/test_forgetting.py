@@ -20,6 +20,7 @@ from tests.memories.services import MemoryServices
 from tests.waiting import LIMIT_SECONDS
 
 KILLS = min(200, int(os.environ.get("EVERHOLD_KILLS", "200")))
+FROM = min(KILLS, int(os.environ.get("EVERHOLD_FROM", "0")) * KILLS // int(os.environ.get("EVERHOLD_KILLS", "1000")))
 KILLS_PER_RUN = 20
 CHATS = 3
 """Sessions of each person. Each is erased in its own commit."""
@@ -177,6 +178,6 @@ async def test_a_killed_restore_applies_the_erasures_again(tmp_path: Path) -> No
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // KILLS_PER_RUN)))
+@pytest.mark.parametrize("seed", range(100 + FROM // KILLS_PER_RUN, 100 + -(-KILLS // KILLS_PER_RUN)))
 async def test_many_kills_during_erasures_bring_nothing_back(tmp_path: Path, seed: int) -> None:
     assert await run_kills(tmp_path, kills=KILLS_PER_RUN, seed=seed)

@@ -136,6 +136,7 @@ class InvariantWitness:
         self._pos = self._connection.execute("select max(pos) from entries").get or 0
         self.people.drop_lost(self._connection)
         self.holders.clear()
+        self._requested_waits.clear()  # a claim may be lost, and its fence is used again
 
     def _open_connection(self) -> apsw.Connection:
         look = apsw.Connection(str(self.world.disk), flags=apsw.SQLITE_OPEN_READWRITE)

@@ -133,7 +133,8 @@ class SimChat:
         bot: bool = False,
         sender: str = "",
     ) -> None:
-        sender = sender or ("bot" if bot else self.rng.choice(("ada", "ben")) if self.group else "ada")
+        # a direct chat has only one other side
+        sender = sender or ("ada" if not self.group else "bot" if bot else self.rng.choice(("ada", "ben")))
         place = self.location
         origin = ChatLocation(platform=place.platform, account=place.account, chat=place.chat, message=message)
         self.platform.write_message(
