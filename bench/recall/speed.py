@@ -45,13 +45,13 @@ class Feed:
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
 
-    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entry(pos, text) for pos, text in enumerate(self.texts[after : after + limit], after + 1)]
 
-    async def session(self, id: str) -> Session:
+    async def get_session(self, id: str) -> Session:
         return Session(id=id, agent="main", address="", last_seq=0, generation=0, created=0.0)
 
-    async def entry(self, session: str, seq: int) -> Entry:
+    async def get_entry(self, session: str, seq: int) -> Entry:
         pos = int(session) * 100 + seq
         return entry(pos, self.texts[pos - 1])
 

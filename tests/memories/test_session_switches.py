@@ -246,7 +246,8 @@ async def test_text_recalled_for_one_session_never_reaches_another(
                 fault.released.set()
             await t.wait_until(lambda: not any(fault.waiting for fault in slow))
             await t.wait_until(lambda: shown("coffee?"))
-            await t.wait_until_idle()
+            # unlike `wait_until_idle`, which also waits for items that the next session switch sends
+            await t.wait_until(lambda: not t.app.supervisor.tasks)
             await t.send_and_wait("cocoa?", chat=chat)
             sent = [json.dumps(request.json) for request in server.requests[asked:]]
     for drink in ("coffee?", "cocoa?"):

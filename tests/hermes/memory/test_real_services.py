@@ -63,7 +63,10 @@ async def test_two_people_with_hindsight(
     tmp_path: Path, python: Path, hindsight_server: hindsight.Server, given: dict[str, Any], served: bool
 ) -> None:
     harness = HermesPluginHarness(tmp_path)
-    settings = configure(harness, python, "hindsight", hindsight_server.url, **given)
+    # by default it recalls only what Hindsight consolidates over several documents, which our model does not do
+    settings = configure(
+        harness, python, "hindsight", hindsight_server.url, recall_types=["world", "experience"], **given
+    )
     assert await check_two_people(harness, **settings) == served
 
 

@@ -24,9 +24,10 @@ IDEMPOTENT_GUARANTEES: Final = (DeliveryGuarantee.KEYED, DeliveryGuarantee.UPSER
 LARGE_ITEM_CHARS: Final = 1_000_000
 CONCURRENT_NOTES: Final = 50
 MAX_TRIES: Final = 3
-FORGET_READBACKS: Final = 20
+FORGET_SECONDS: Final = 10.0
+"""How long a deletion may take beyond the patience with which items are waited for."""
 FORGET_READBACK_SECONDS: Final = 0.5
-"""How often, and how far apart, a provider is asked whether a deletion is done. Some services delete later."""
+"""How far apart a provider is asked whether a deletion is done. Some services delete later."""
 UNICODE_TEXTS: Final = (
     "Grüße aus Ærøskøbing", "日本語のテキスト", "שלום עולם", "مرحبا", "e\u0301 combining", "👩🏽\u200d🚀 in orbit",
     "a\ttab, a\nnewline, a \"quote\", a 'tick', a \\ and a %s {} $x", "<b>not html</b> & -- ; drop table",
@@ -219,7 +220,9 @@ async def _assert_forgotten(scenario: ProviderScenario, it: MemoryClient, token:
     if moved:
         deletions = list(await it.forget(structs.replace(target, moved_sessions=moved)))
     waiting = [one for one in deletions if one.state in (ErasureState.ASKED, ErasureState.UNCONFIRMED)]
-    for _ in range(FORGET_READBACKS):
+    loop = asyncio.get_running_loop()
+    until = loop.time() + scenario.patience + FORGET_SECONDS
+    while loop.time() < until:
         await asyncio.sleep(it.visible_after)
         states = await it.confirm_deletions(waiting) if waiting else {}
         if all(state is ErasureState.CONFIRMED for state in states.values()):
