@@ -12,11 +12,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from re import (
-    _constants as c,  # type: ignore[attr-defined]
-    _parser as parser,  # type: ignore[attr-defined]
-)
+from importlib import import_module
 from typing import Any, Final
+
+c: Final[Any] = import_module("re._constants")
+parser: Final[Any] = import_module("re._parser")
 
 Matcher = Callable[[int], bool]
 CharTest = Callable[[str], bool]
@@ -144,7 +144,7 @@ class CountedPattern:
                 return self._match_reference(value, then, flags)
         raise NotImplementedError(f"{kind} in {self.pattern.pattern!r}")
 
-    def build_char_test(self, kind: Any, value: Any, flags: int) -> CharTest | None:
+    def build_char_test(self, kind: Any, value: Any, flags: Any) -> CharTest | None:
         ascii_only, fold = bool(flags & re.ASCII), bool(flags & re.IGNORECASE)
         match kind:
             case c.LITERAL:
@@ -244,7 +244,7 @@ class CountedPattern:
     def _match_repeat(self, kind: Any, value: Any, then: Matcher, flags: int) -> Matcher:
         low, high, inside = value
         most = sys.maxsize if high is c.MAXREPEAT else int(high)
-        if len(inside) == 1 and (test := self.build_char_test(*inside[0], flags)) is not None:
+        if len(inside) == 1 and (test := self.build_char_test(inside[0][0], inside[0][1], flags)) is not None:
             return self._match_char_run(kind, test, low, most, then)
         if kind is c.POSSESSIVE_REPEAT:
             whole = self._match_loop(c.MAX_REPEAT, list(inside), low, most, self._finish_inside, flags)
@@ -468,7 +468,7 @@ class PatternSampler:
     def _list_chars(self, node: Any) -> list[str]:
         found = self._known_chars.get(str(node))
         if found is None:
-            test = self._counted.build_char_test(*node, self._counted.pattern.flags)
+            test = self._counted.build_char_test(node[0], node[1], self._counted.pattern.flags)
             assert test is not None
             found = self._known_chars[str(node)] = [char for char in self.alphabet if test(char)]
         return found

@@ -7,6 +7,7 @@ import json
 import random
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,9 +66,10 @@ test_sse_for_long = fuzz_for_long(check_sse, **SSE)
 def test_an_event_of_empty_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everhold.models.http_client.MAX_EVENT_BYTES", 1_000)
     parser = SseParser()
+    for _ in range(100):
+        parser.feed(b"data:\n")
     with pytest.raises(StreamTooLarge):
-        for _ in range(10_000):
-            parser.feed(b"data:\n")
+        parser.feed(b"data:\n" * 1_000)
 
 
 OPENAI_CHUNK: Final[dict[str, Any]] = {
@@ -106,6 +108,7 @@ def encode(value: Any) -> bytes:
 
 
 def check_reader(reader: Any, datas: list[bytes]) -> None:
+    lengths: list[int] = []
     for method in (
         lambda data: reader.read_event("", data),
         lambda data: reader.read_event("error", data),
@@ -115,7 +118,8 @@ def check_reader(reader: Any, datas: list[bytes]) -> None:
             try:
                 method(data)
             except EverholdError as error:
-                assert len(str(error)) < 10 * MAX_EXCERPT_CHARS
+                lengths.append(len(str(error)))
+    assert max(lengths, default=0) < 10 * MAX_EXCERPT_CHARS
 
 
 def check_openai(datas: list[bytes]) -> None:
@@ -168,7 +172,8 @@ def check_http_response(pieces: list[bytes]) -> None:
 
 
 RESPONSE_PARTS: Final = [
-    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n",
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"content-length: 5\r\n",
+    b"transfer-encoding: chunked\r\n",
     b"content-encoding: gzip\r\n", b"content-encoding: deflate\r\n", b"\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n",
     b"x: " + b"y" * 70_000 + b"\r\n", b"ffffffffffffffffffff\r\n",
 ]  # fmt: skip
@@ -241,9 +246,12 @@ def check_request(gateway: FuzzedGateway, parts: list[bytes]) -> None:
 REQUEST_PARTS: Final = [
     b"GET / HTTP/1.1\r\n", b"POST /v1/chat/completions HTTP/1.1\r\n", b"GET /" + b"%" * 9_000 + b" HTTP/1.1\r\n",
     b"Host: 127.0.0.1\r\n", b"Host: \xff\r\n", b"Content-Length: 10\r\n", b"Content-Length: -1\r\n", b"\r\n",
-    b"Content-Length: " + b"9" * 5_000 + b"\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n",
-    b"Authorization: Bearer \xff\xfe\r\n", b"Authorization: Basic " + b"A" * 9_000 + b"\r\n", b"X-Forwarded-For: ::1%0\r\n",
-    b"Origin: http://[\r\n", b"5\r\nhello\r\n0\r\n\r\n", b'{"model": 1}', b"[" * 9_999, b"Cookie: " + b"a=b;" * 9_000 + b"\r\n",
+    b"Content-Length: " + b"9" * 5_000 + b"\r\n", b"Transfer-Encoding: chunked\r\n",
+    b"Connection: upgrade\r\nUpgrade: h2c\r\n",
+    b"Authorization: Bearer \xff\xfe\r\n", b"Authorization: Basic " + b"A" * 9_000 + b"\r\n",
+    b"X-Forwarded-For: ::1%0\r\n",
+    b"Origin: http://[\r\n", b"5\r\nhello\r\n0\r\n\r\n", b'{"model": 1}', b"[" * 9_999,
+    b"Cookie: " + b"a=b;" * 9_000 + b"\r\n",
 ]  # fmt: skip
 REQUESTS: Final = st.lists(st.sampled_from(REQUEST_PARTS) | BYTES, min_size=1, max_size=8)
 test_request = fuzz_briefly(check_request, examples=40, parts=REQUESTS)
@@ -284,8 +292,10 @@ def check_configuration(text: str, data: bytes) -> None:
 
 
 YAML_PARTS: Final = [
-    "a: ", "&x ", "*x", "<<: *x\n", "- ", "[", "]", "{", "}", "\n", "  ", "? ", ": ", "|\n", ">\n", "'", '"', "!!python/name:os ",
-    "---\n", "%YAML 9.9\n", "\t", "# c\n", "agents: ", "main: ", "2026-99-99", "\0", "\ufeff", "[" * 200, "0x" + "9" * 5_000,
+    "a: ", "&x ", "*x", "<<: *x\n", "- ", "[", "]", "{", "}", "\n", "  ", "? ", ": ", "|\n", ">\n", "'", '"',
+    "!!python/name:os ",
+    "---\n", "%YAML 9.9\n", "\t", "# c\n", "agents: ", "main: ", "2026-99-99", "\0", "\ufeff", "[" * 200,
+    "0x" + "9" * 5_000,
 ]  # fmt: skip
 CONFIGURATIONS: Final[dict[str, Any]] = {
     "text": st.lists(st.sampled_from(YAML_PARTS) | st.text(max_size=8), max_size=15).map("".join),
@@ -298,10 +308,8 @@ test_configuration_for_long = fuzz_for_long(check_configuration, share=0.1, **CO
 def check_mcp(line: bytes) -> None:
     import mcp_types as types
 
-    try:
+    with suppress(ValueError):  # counted as an invalid line
         types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        pass  # counted as an invalid line
 
 
 MCP: Final = GARBAGE | mutate({"jsonrpc": "2.0", "id": 1, "result": {"tools": [{"name": "t", "inputSchema": {}}]}}).map(

@@ -8,7 +8,7 @@ import hmac
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -167,10 +167,8 @@ def check_matrix(raw: Any) -> None:
             check_incoming_message(found.incoming)
     except PARSE_ERRORS:
         pass  # the adapter stores it as unparsed
-    try:
+    with suppress(PARSE_ERRORS):
         matrix_parsing.parse_quote(raw, sender=ADA, me=ME, room=COMPANY)
-    except PARSE_ERRORS:
-        pass
 
 
 def check_matrix_bytes(before: bytes, depth: int, after: bytes) -> None:
@@ -190,7 +188,7 @@ test_matrix_for_long = fuzz_for_long(check_matrix, raw=MATRIX_EVENTS)
 test_matrix_bytes = fuzz_briefly(check_matrix_bytes, **MATRIX_BYTES)
 test_matrix_bytes_for_long = fuzz_for_long(check_matrix_bytes, **MATRIX_BYTES)
 
-# -- webhooks ------------------------------------------------------------------------------------------------------------
+# -- webhooks ----------------------------------------------------------------------------------------------------------
 
 SECRET: Final = SecretString("0123456789abcdef0123456789abcdef")
 NOW: Final = 1_700_000_000.0
