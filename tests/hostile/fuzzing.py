@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 LONG_EXAMPLES: Final = int(os.environ.get("EVERHOLD_FUZZ", "5000"))
 _CHECKS: Final = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -25,17 +25,22 @@ JSON: Final = st.recursive(
 
 
 def fuzz_briefly(check: Callable[..., None], *, examples: int = 60, **strategies: Any) -> Callable[..., None]:
-    return _fuzz(check, examples, strategies)
+    """Return the short run. It does not look for a smaller example, so a failure ends it at once."""
+    return _fuzz(check, examples, strategies, phases=[Phase.generate])
 
 
 def fuzz_for_long(check: Callable[..., None], *, share: float = 1.0, **strategies: Any) -> Callable[..., None]:
     """Return the long run. `share` lowers the number of examples of a slow property."""
-    long: Callable[..., None] = pytest.mark.prove(_fuzz(check, max(1, int(LONG_EXAMPLES * share)), strategies))
+    long: Callable[..., None] = pytest.mark.prove(
+        _fuzz(check, max(1, int(LONG_EXAMPLES * share)), strategies, phases=list(Phase))
+    )
     return long
 
 
-def _fuzz(check: Callable[..., None], examples: int, strategies: dict[str, Any]) -> Callable[..., None]:
-    limits = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=_CHECKS)
+def _fuzz(
+    check: Callable[..., None], examples: int, strategies: dict[str, Any], *, phases: list[Phase]
+) -> Callable[..., None]:
+    limits = settings(max_examples=examples, deadline=None, database=None, phases=phases, suppress_health_check=_CHECKS)
     found: Callable[..., None] = limits(given(**strategies)(check))
     return found
 

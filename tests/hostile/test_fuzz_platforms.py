@@ -167,7 +167,7 @@ def check_matrix(raw: Any) -> None:
             check_incoming_message(found.incoming)
     except PARSE_ERRORS:
         pass  # the adapter stores it as unparsed
-    with suppress(PARSE_ERRORS):
+    with suppress(*PARSE_ERRORS):
         matrix_parsing.parse_quote(raw, sender=ADA, me=ME, room=COMPANY)
 
 
