@@ -145,19 +145,19 @@ class CountedPattern:
         raise NotImplementedError(f"{kind} in {self.pattern.pattern!r}")
 
     def build_char_test(self, kind: Any, value: Any, flags: Any) -> CharTest | None:
-        ascii_only, fold = bool(flags & re.ASCII), bool(flags & re.IGNORECASE)
+        ascii_only, is_caseless = bool(flags & re.ASCII), bool(flags & re.IGNORECASE)
         match kind:
             case c.LITERAL:
                 self.literals.add(chr(value))
-                test = self._fold(lambda char, want=value: ord(char) == want, fold)  # type: ignore[misc]
+                test = self._ignore_case(lambda char, want=value: ord(char) == want, is_caseless)  # type: ignore[misc]
             case c.NOT_LITERAL:
                 self.literals.add(chr(value))
-                inner = self._fold(lambda char, want=value: ord(char) == want, fold)  # type: ignore[misc]
+                inner = self._ignore_case(lambda char, want=value: ord(char) == want, is_caseless)  # type: ignore[misc]
                 test = lambda char: not inner(char)  # noqa: E731
             case c.ANY:
                 test = (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
             case c.IN:
-                test = self._build_set_test(value, ascii_only, fold)
+                test = self._build_set_test(value, ascii_only, is_caseless)
             case c.CATEGORY:
                 test = _limit_to_ascii(value, ascii_only)
             case _:
@@ -173,7 +173,7 @@ class CountedPattern:
         self.char_tests.append(remember)
         return remember
 
-    def _build_set_test(self, items: Sequence[Any], ascii_only: bool, fold: bool) -> CharTest:
+    def _build_set_test(self, items: Sequence[Any], ascii_only: bool, is_caseless: bool) -> CharTest:
         negated = items[0][0] is c.NEGATE
         tests: list[CharTest] = []
         for kind, value in items[1:] if negated else items:
@@ -188,12 +188,12 @@ class CountedPattern:
                     tests.append(_limit_to_ascii(value, ascii_only))
                 case _:
                     raise NotImplementedError(f"{kind} in a set of {self.pattern.pattern!r}")
-        inside = self._fold(lambda char: any(test(char) for test in tests), fold)
+        inside = self._ignore_case(lambda char: any(test(char) for test in tests), is_caseless)
         return (lambda char: not inside(char)) if negated else inside
 
     @staticmethod
-    def _fold(test: CharTest, fold: bool) -> CharTest:
-        if not fold:
+    def _ignore_case(test: CharTest, is_caseless: bool) -> CharTest:
+        if not is_caseless:
             return test
         return lambda char: any(test(one) for one in {char, char.lower(), char.upper()} if len(one) == 1)
 
