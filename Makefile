@@ -6,6 +6,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 HOME_DIR ?= .everhold
 JOBS ?= 4
 SEEDS ?= 10000
+FUZZ ?= 5000
 KILLS ?= 1000
 PART ?=
 FROM ?= 0
@@ -48,12 +49,13 @@ PROVE_mutants := tests/sim/test_mutants.py
 PROVE_kills := tests/kill
 PROVE_services := tests/memories tests/hermes
 PROVE_platforms := tests/platforms
-PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_services) $(PROVE_platforms))
+PROVE_fuzz := tests/hostile
+PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_services) $(PROVE_platforms) $(PROVE_fuzz))
 
-prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCHO),.honcho/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|services|platforms|rest
+prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCHO),.honcho/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|services|platforms|fuzz|rest
 	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
-	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms or rest'; exit 2; }
-	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
+	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms, fuzz or rest'; exit 2; }
+	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_FUZZ=$(FUZZ) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
 	  $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 
 lock: $(VENV)/.ready-dev ## write locks/*.txt, the versions and hashes of an install (ARGS=--upgrade for newer versions)

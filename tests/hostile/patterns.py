@@ -119,9 +119,12 @@ class _PatternFinder(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         called = node.func
-        is_re = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "re"
-        if is_re and called.attr in _FUNCTIONS:  # type: ignore[union-attr]
-            self._add(called.attr, node.args[0], self._find_flags(called.attr, node))  # type: ignore[union-attr]
+        if (
+            isinstance(called, ast.Attribute)
+            and isinstance(called.value, ast.Name)
+            and (called.value.id, called.attr in _FUNCTIONS) == ("re", True)
+        ):
+            self._add(called.attr, node.args[0], self._find_flags(called.attr, node))
         for keyword in node.keywords:
             if keyword.arg == "pattern":  # a constraint of a field
                 self._add("search", keyword.value, None)

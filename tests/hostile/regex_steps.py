@@ -12,11 +12,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from re import (
-    _constants as c,  # type: ignore[attr-defined]
-    _parser as parser,  # type: ignore[attr-defined]
-)
+from importlib import import_module
 from typing import Any, Final
+
+c: Final[Any] = import_module("re._constants")
+parser: Final[Any] = import_module("re._parser")
 
 Matcher = Callable[[int], bool]
 CharTest = Callable[[str], bool]
@@ -144,20 +144,20 @@ class CountedPattern:
                 return self._match_reference(value, then, flags)
         raise NotImplementedError(f"{kind} in {self.pattern.pattern!r}")
 
-    def build_char_test(self, kind: Any, value: Any, flags: int) -> CharTest | None:
-        ascii_only, fold = bool(flags & re.ASCII), bool(flags & re.IGNORECASE)
+    def build_char_test(self, kind: Any, value: Any, flags: Any) -> CharTest | None:
+        ascii_only, is_caseless = bool(flags & re.ASCII), bool(flags & re.IGNORECASE)
         match kind:
             case c.LITERAL:
                 self.literals.add(chr(value))
-                test = self._fold(lambda char, want=value: ord(char) == want, fold)  # type: ignore[misc]
+                test = self._ignore_case(lambda char, want=value: ord(char) == want, is_caseless)  # type: ignore[misc]
             case c.NOT_LITERAL:
                 self.literals.add(chr(value))
-                inner = self._fold(lambda char, want=value: ord(char) == want, fold)  # type: ignore[misc]
+                inner = self._ignore_case(lambda char, want=value: ord(char) == want, is_caseless)  # type: ignore[misc]
                 test = lambda char: not inner(char)  # noqa: E731
             case c.ANY:
                 test = (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
             case c.IN:
-                test = self._build_set_test(value, ascii_only, fold)
+                test = self._build_set_test(value, ascii_only, is_caseless)
             case c.CATEGORY:
                 test = _limit_to_ascii(value, ascii_only)
             case _:
@@ -173,7 +173,7 @@ class CountedPattern:
         self.char_tests.append(remember)
         return remember
 
-    def _build_set_test(self, items: Sequence[Any], ascii_only: bool, fold: bool) -> CharTest:
+    def _build_set_test(self, items: Sequence[Any], ascii_only: bool, is_caseless: bool) -> CharTest:
         negated = items[0][0] is c.NEGATE
         tests: list[CharTest] = []
         for kind, value in items[1:] if negated else items:
@@ -188,12 +188,12 @@ class CountedPattern:
                     tests.append(_limit_to_ascii(value, ascii_only))
                 case _:
                     raise NotImplementedError(f"{kind} in a set of {self.pattern.pattern!r}")
-        inside = self._fold(lambda char: any(test(char) for test in tests), fold)
+        inside = self._ignore_case(lambda char: any(test(char) for test in tests), is_caseless)
         return (lambda char: not inside(char)) if negated else inside
 
     @staticmethod
-    def _fold(test: CharTest, fold: bool) -> CharTest:
-        if not fold:
+    def _ignore_case(test: CharTest, is_caseless: bool) -> CharTest:
+        if not is_caseless:
             return test
         return lambda char: any(test(one) for one in {char, char.lower(), char.upper()} if len(one) == 1)
 
@@ -244,7 +244,7 @@ class CountedPattern:
     def _match_repeat(self, kind: Any, value: Any, then: Matcher, flags: int) -> Matcher:
         low, high, inside = value
         most = sys.maxsize if high is c.MAXREPEAT else int(high)
-        if len(inside) == 1 and (test := self.build_char_test(*inside[0], flags)) is not None:
+        if len(inside) == 1 and (test := self.build_char_test(inside[0][0], inside[0][1], flags)) is not None:
             return self._match_char_run(kind, test, low, most, then)
         if kind is c.POSSESSIVE_REPEAT:
             whole = self._match_loop(c.MAX_REPEAT, list(inside), low, most, self._finish_inside, flags)
@@ -468,7 +468,7 @@ class PatternSampler:
     def _list_chars(self, node: Any) -> list[str]:
         found = self._known_chars.get(str(node))
         if found is None:
-            test = self._counted.build_char_test(*node, self._counted.pattern.flags)
+            test = self._counted.build_char_test(node[0], node[1], self._counted.pattern.flags)
             assert test is not None
             found = self._known_chars[str(node)] = [char for char in self.alphabet if test(char)]
         return found

@@ -26,6 +26,8 @@ MAX_IDLE_CONNECTIONS: Final = 20
 MAX_BUFFERED_PIECES: Final = 64
 """How many received pieces may wait to be read before the connection stops receiving."""
 MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
+"""Of one piece that arrives. Compression makes a thousand bytes of one."""
 _TARGET_PATTERN: Final = re.compile(r"[!-~]+")
 _HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE_PATTERN: Final = re.compile(r"[ -~\t]*")
@@ -225,7 +227,13 @@ class _Http1Connection(asyncio.Protocol):
             self.status = status
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(data if self._decompressor is None else self._decompressor.decompress(data))
+        if self._decompressor is not None:
+            data = self._decompressor.decompress(data, MAX_INFLATED_BYTES)
+            if self._decompressor.unconsumed_tail:
+                raise BodyUndecodable(
+                    f"a piece of its answer is larger than {MAX_INFLATED_BYTES:,} bytes when inflated"
+                )
+        self._pieces.append(data)
         if len(self._pieces) > MAX_BUFFERED_PIECES and not self._read_paused and self._transport is not None:
             self._read_paused = True
             self._transport.pause_reading()

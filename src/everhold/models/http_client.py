@@ -363,13 +363,13 @@ class SseParser:
         for line in lines:
             if line.startswith(b"data: "):  # the most frequent line
                 self._data.append(line[6:])
-                self._size += len(line) - 6
+                self._size += len(line)  # with its name, because lines without data take memory, too
             elif line:
                 field, _, value = line.partition(b":")
                 value = value.removeprefix(b" ")
                 if field == b"data":
                     self._data.append(value)
-                    self._size += len(value)
+                    self._size += len(line)
                 elif field == b"event":
                     self._name = value
             else:

@@ -60,7 +60,8 @@ class WebhookServer:
             return 405
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         declared = headers.get("content-length", "0")
-        if not declared.isdigit() or int(declared) > self._max_body_bytes:
+        is_number = declared.isascii() and declared.isdigit() and len(declared) <= 20  # int() refuses a very long one
+        if not is_number or int(declared) > self._max_body_bytes:
             return 413
         if self._arriving >= MAX_CONCURRENT_REQUESTS:
             return 503
