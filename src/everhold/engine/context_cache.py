@@ -27,7 +27,6 @@ from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
 from everhold.ports.store import Operation, Session, SessionSnapshot, Store
 
-
 MAX_CACHED_CHARS: Final = 32_000_000
 """The limit of all cached contexts together, because a few long ones take as much memory as many short ones."""
 MAX_BLOB_BYTES: Final = 8_000_000
