@@ -13,6 +13,7 @@ from bench.compression import compression_rows
 from bench.conditions import ROOT, conditions
 from bench.context import context_rows
 from bench.due_cursors import due_cursor_rows
+from bench.fairness import fairness_rows
 from bench.gateway import concurrent_accept_rows, gateway_rows, start_rows
 from bench.hermes_import import hermes_import_rows
 from bench.many_sessions import many_sessions_rows
@@ -49,6 +50,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "matrix": matrix_rows,
     "telegram": telegram_rows,
     "bursts": burst_rows,
+    "fairness": fairness_rows,
 }
 
 

@@ -270,3 +270,14 @@ async def test_a_refused_message_is_429_with_retry_after_and_operators_are_not_r
             ]
             metrics = (await operator.get("/metrics")).text
             assert 'everhold_messages_limited_total{quota="messages_per_minute"} 3' in metrics
+
+
+async def test_daily_spend_is_limited_for_people_who_are_not_owners(tmp_path: Path, model: ModelServer) -> None:
+    async with open_gateway(tmp_path, model, "{spend: {tokens_per_day: 10}}") as gateway:
+        asked = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}
+        for headers in ({}, {"x-everhold-session": "x"}):
+            async with gateway.client(ADA) as ada, gateway.client(OPERATOR) as operator:
+                refused = await ada.post("/v1/chat/completions", json=asked, headers=headers)
+                assert refused.status_code >= 400
+                assert "today's budget of person:http:ada" in refused.text
+                assert (await operator.post("/v1/chat/completions", json=asked, headers=headers)).status_code == 200

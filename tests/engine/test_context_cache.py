@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from everhold.core.context import SessionContext, assemble_context, render_messages, select_operations
 from everhold.core.entries import Compressed, Ended, EntryKind, Heard, ToolCall
-from everhold.engine.context_cache import CachedContext, ContextCache, load_context_at
+from everhold.engine.context_cache import EMPTY_CONTEXT, CachedContext, ContextCache, load_context_at
 from everhold.errors import TooLong
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
@@ -243,3 +244,21 @@ def test_every_model_request_equals_that_of_a_naive_reader(gateway: InProcessGat
         assert context.exact is True
         assert context.request.messages == request.messages
     gateway.assert_sound()
+
+
+def test_long_contexts_are_dropped_before_many_short_ones() -> None:
+    cache = ContextCache(max_chars=1_000)
+
+    def put(session: str, chars: int) -> None:
+        cache.put(session, msgspec.structs.replace(EMPTY_CONTEXT, chars=chars))
+
+    for number in range(10):
+        put(f"s{number}", 100)
+    assert len(cache._contexts) == 10
+    put("long", 950)
+    assert list(cache._contexts) == ["long"]
+    put("longer", 5_000)
+    assert list(cache._contexts) == ["longer"], "the last one is always cached"
+    put("longer", 10)
+    put("next", 10)
+    assert list(cache._contexts) == ["longer", "next"], "a replaced context no longer counts"

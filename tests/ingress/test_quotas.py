@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everhold.core.quotas import Quota, compute_seconds_left
+from everhold.core.quotas import QuotaName, compute_seconds_left
 from everhold.engine.gates import Gates, Wakeups
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.quotas import MessageQuotas
@@ -93,7 +93,7 @@ async def test_a_refused_message_is_not_stored_and_is_confirmed_to_the_platform(
     assert len(await ingress.store.read_feed()) == 1
     record = await ingress.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "since", scope="fake:main")
     assert record.value == "7"
-    assert dict(ingress.quotas.refused) == {Quota.MESSAGES: 1}
+    assert dict(ingress.quotas.refused) == {QuotaName.MESSAGES: 1}
     assert ingress.quotas.describe() == [
         {"subject": "sender:fake:1001", "quota": "messages_per_minute", "count": 1, "limit": 1, "at": ingress.clock.at}
     ]

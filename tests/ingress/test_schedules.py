@@ -266,7 +266,9 @@ def test_schedules_of_other_people_in_the_same_chat_are_hidden(tmp_path: Path) -
 
 def test_a_schedule_is_charged_to_the_background_budget(tmp_path: Path) -> None:
     gateway = InProcessGateway(tmp_path)
-    gateway.runtimes.settings["limits"] = lambda stamp: [BudgetLimit(budget=f"person:{stamp.person}", tokens=100_000)]
+    gateway.runtimes.settings["limits"] = lambda stamp, _role: [
+        BudgetLimit(budget=f"person:{stamp.person}", tokens=100_000)
+    ]
     gateway.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=5_000)]
 
     def spent(budget: str) -> int:

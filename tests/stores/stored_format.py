@@ -22,6 +22,7 @@ from everhold.core.address import Address
 from everhold.core.entries import BODY_TYPES, BODY_VERSION, RESERVED_KINDS, ChatLocation, Entry, EntryKind, Noted, Stamp
 from everhold.core.exchange import build_exchange_key, build_note, build_retraction
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount, digest_code
+from everhold.core.quotas import DailyUse
 from everhold.core.recall import RecallRecord
 from everhold.core.schedule import Schedule
 from everhold.core.tool_pins import ToolPins
@@ -29,6 +30,7 @@ from everhold.engine.agent_runtime import list_turn_budgets
 from everhold.errors import Transient
 from everhold.hermes.importer.history import ImportProgress
 from everhold.ingress.accept import build_dedup_key
+from everhold.ingress.held_messages import HeldMessage
 from everhold.ports.memory import Exchange, JobResult, MemoryNote, MemoryRetraction
 from everhold.ports.model import ToolSpec
 from everhold.ports.platform import IncomingMessage
@@ -54,6 +56,8 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.TOOL_PINS: ToolPins,
     StateNamespace.LOGIN: LoginRecord,
     StateNamespace.LOGIN_CODE: LoginCodeRecord,
+    StateNamespace.HELD_MESSAGE: HeldMessage,
+    StateNamespace.QUOTA: DailyUse,
 }
 """The state records whose value is a JSON object. The others are plain text."""
 BLOBS: Final[dict[str, Any]] = {"recall": RecallRecord, "tools": tuple[ToolSpec, ...]}
@@ -85,6 +89,7 @@ _SCALARS: Final[dict[type, str]] = {
     inspect.IntType: "integer",
     inspect.FloatType: "number",
     inspect.BoolType: "boolean",
+    inspect.BytesType: "bytes",
     inspect.NoneType: "null",
     inspect.AnyType: "anything",
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import enum
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ BLOCKS_PER_DAY: Final = 256
 """A process reserves daily bytes in blocks of this fraction of the limit, so that most messages need no store call."""
 
 
-class Quota(enum.StrEnum):
+class QuotaName(enum.StrEnum):
     """What is limited."""
 
     MESSAGES = "messages_per_minute"
@@ -29,7 +29,7 @@ class Quota(enum.StrEnum):
     CONVERSATIONS = "conversations_per_day"
 
 
-DAILY_QUOTAS: Final = frozenset({Quota.BYTES, Quota.CONVERSATIONS})
+DAILY_QUOTAS: Final = frozenset({QuotaName.BYTES, QuotaName.CONVERSATIONS})
 
 
 class SubjectKind(enum.StrEnum):
@@ -40,8 +40,36 @@ class SubjectKind(enum.StrEnum):
     ACCOUNT = "account"
 
 
+class QuotaLimits(Protocol):
+    """The limits of one subject, from the configuration; 0: unlimited."""
+
+    @property
+    def messages_per_minute(self) -> int: ...
+    @property
+    def waiting_messages(self) -> int: ...
+    @property
+    def waiting_bytes(self) -> int: ...
+    @property
+    def bytes_per_day(self) -> int: ...
+    @property
+    def conversations_per_day(self) -> int: ...
+
+
+class QuotaTable(Protocol):
+    """The limits of senders by their role, of chats and of accounts."""
+
+    @property
+    def member(self) -> QuotaLimits: ...
+    @property
+    def stranger(self) -> QuotaLimits: ...
+    @property
+    def chat(self) -> QuotaLimits: ...
+    @property
+    def account(self) -> QuotaLimits: ...
+
+
 class QuotaSubject(Struct, frozen=True):
-    """A sender (`telegram:1001`), a chat or an account."""
+    """A sender (its identity), a chat or an account."""
 
     kind: SubjectKind
     name: str
@@ -53,7 +81,7 @@ class QuotaSubject(Struct, frozen=True):
 class QuotaRefusal(Struct, frozen=True, kw_only=True):
     """The quota that a message exceeds."""
 
-    quota: Quota
+    quota: QuotaName
     subject: QuotaSubject
     limit: int
     retry_after: float
@@ -141,11 +169,11 @@ def compute_seconds_left(now: float, zone: datetime.tzinfo) -> float:
 
 
 _LEAD: Final = {
-    Quota.MESSAGES: "Your message was not stored: there are too many messages.",
-    Quota.WAITING: "Your message was not stored: too many messages wait for an answer.",
-    Quota.WAITING_BYTES: "Your message was not stored: the messages that wait for an answer are too long.",
-    Quota.BYTES: "Your message was not stored: too much was sent today.",
-    Quota.CONVERSATIONS: "Your message was not stored: too many conversations were begun today.",
+    QuotaName.MESSAGES: "Your message was not stored: there are too many messages.",
+    QuotaName.WAITING: "Your message was not stored: too many messages wait for an answer.",
+    QuotaName.WAITING_BYTES: "Your message was not stored: the messages that wait for an answer are too long.",
+    QuotaName.BYTES: "Your message was not stored: too much was sent today.",
+    QuotaName.CONVERSATIONS: "Your message was not stored: too many conversations were begun today.",
 }
 _WHOSE: Final = {
     SubjectKind.SENDER: "you",
@@ -157,25 +185,25 @@ _WHOSE: Final = {
 def _describe_limit(refusal: QuotaRefusal) -> str:
     who, limit = _WHOSE[refusal.subject.kind], refusal.limit
     match refusal.quota:
-        case Quota.MESSAGES:
+        case QuotaName.MESSAGES:
             return f"The limit for {who} is {limit:,} per minute."
-        case Quota.WAITING:
+        case QuotaName.WAITING:
             return f"The limit for {who} is {limit:,}."
-        case Quota.WAITING_BYTES:
+        case QuotaName.WAITING_BYTES:
             return f"The limit for {who} is {limit:,} bytes."
-        case Quota.BYTES:
+        case QuotaName.BYTES:
             return f"The limit for {who} is {limit:,} bytes per day."
-        case Quota.CONVERSATIONS:
+        case QuotaName.CONVERSATIONS:
             return f"The limit for {who} is {limit:,} per day."
 
 
 def _describe_remedy(refusal: QuotaRefusal) -> str:
     match refusal.quota:
-        case Quota.MESSAGES:
+        case QuotaName.MESSAGES:
             return "Please send it again in a minute."
-        case Quota.WAITING | Quota.WAITING_BYTES:
+        case QuotaName.WAITING | QuotaName.WAITING_BYTES:
             return "Please send it again after the next answer."
-        case Quota.BYTES:
+        case QuotaName.BYTES:
             return "Please send it again tomorrow, or ask an owner to raise the limit."
-        case Quota.CONVERSATIONS:
+        case QuotaName.CONVERSATIONS:
             return "Please continue an earlier conversation, or ask an owner to raise the limit."

@@ -1,9 +1,9 @@
 """Messages whose files are still at their platform. Such a message is stored first, and its files are downloaded then.
 
 The listener of a platform does not wait for a download. The message is committed as a state record, after the access
-check and together with the platform's offset, so the platform may forget it. A lane per chat downloads its files and
-then accepts it, in the commit that deletes the record. Later messages of the same chat wait in the same lane, so their
-order is kept. After a restart the lanes continue with the records.
+check and together with the platform's offset, so the platform may forget it. A queue per chat downloads its files and
+then accepts it, in the commit that deletes the record. Later messages of the same chat wait in the same queue, so their
+order is kept. After a restart the queues continue with the records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from everhold.config.settings import FileQuotas
 from everhold.core.access import AdmissionDecision
 from everhold.core.address import derive_address
 from everhold.core.attachments import build_attachment, build_missing_attachment
-from everhold.core.entries import StoredRecord
+from everhold.core.entries import StoredRecord, strip_surrogates_deep
 from everhold.core.people import PERSON_MEMBER
 from everhold.core.quotas import WaitingCount
 from everhold.core.retry import retry_delay_seconds
@@ -37,8 +37,10 @@ from everhold.ports.platform import (
 )
 from everhold.ports.store import StateNamespace, StateRecord, StateWrite, make_state_scope
 
+ADAPTER_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
+"""Errors of an adapter that concern only the file. The chat must not wait for it for ever."""
 LONGEST_WAIT_SECONDS: Final = 60.0
-LaneKey = tuple[str, str, str]
+ChatKey = tuple[str, str, str]
 
 
 class HeldMessage(StoredRecord, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class HeldMessage(StoredRecord, frozen=True, kw_only=True):
 
 
 class _QueuedMessage:
-    """A held message in its lane."""
+    """A held message in its queue."""
 
     def __init__(self, held: HeldMessage, record: StateRecord) -> None:
         self.held = held
@@ -60,11 +62,11 @@ class _QueuedMessage:
         self.dedup = build_dedup_key(held.incoming)
 
 
-class _ChatLane:
+class _ChatQueue:
     """The held messages of one chat, in order."""
 
     def __init__(self) -> None:
-        self.queue: collections.deque[_QueuedMessage] = collections.deque()
+        self.messages: collections.deque[_QueuedMessage] = collections.deque()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -82,7 +84,7 @@ class HeldMessages:
         is_halted: Callable[[str, str], Awaitable[bool]],
         prepare: Callable[[], Awaitable[None]],
     ) -> None:
-        """`accept` is called for a message that needs no lane. `is_halted` returns whether a chat is silenced.
+        """`accept` is called for a message that needs no queue. `is_halted` returns whether a chat is silenced.
         `prepare` is called before a message is held; it raises if nothing can be stored."""
         self._gates = gates
         self._acceptor = acceptor
@@ -91,14 +93,14 @@ class HeldMessages:
         self._settings = settings
         self._is_halted = is_halted
         self._prepare = prepare
-        self._lanes: dict[LaneKey, _ChatLane] = {}
+        self._queues: dict[ChatKey, _ChatQueue] = {}
         self._slots: dict[tuple[str, str], tuple[int, asyncio.Semaphore]] = {}
         self._last_number = 0
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
         origin = incoming.origin
-        lane = self._lanes.get((origin.platform, origin.account, origin.chat))
-        if lane is None and not incoming.remote_files:
+        chat_queue = self._queues.get((origin.platform, origin.account, origin.chat))
+        if chat_queue is None and not incoming.remote_files:
             return await self._accept(incoming)
         return await self._hold(incoming)
 
@@ -112,16 +114,16 @@ class HeldMessages:
 
     async def close(self) -> None:
         """Stop all downloads. The messages stay stored, and the next process continues."""
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = [chat_queue.task for chat_queue in self._queues.values() if chat_queue.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._lanes.clear()
+        self._queues.clear()
 
     def list_waiting(self) -> Iterator[WaitingCount]:
         """Yield the held messages, for the quotas."""
-        for lane in self._lanes.values():
-            for queued in lane.queue:
+        for chat_queue in self._queues.values():
+            for queued in chat_queue.messages:
                 held, origin = queued.held, queued.held.incoming.origin
                 address = derive_address(
                     agent=held.decision.agent,
@@ -139,24 +141,24 @@ class HeldMessages:
 
     def count(self) -> int:
         """Return how many messages are held."""
-        return sum(len(lane.queue) for lane in self._lanes.values())
+        return sum(len(chat_queue.messages) for chat_queue in self._queues.values())
 
     # -- holding -----------------------------------------------------------------------------------------------------
 
     async def _hold(self, incoming: IncomingMessage) -> AcceptResult:
-        """Store a message in the lane of its chat. Returns after the commit."""
+        """Store a message in the queue of its chat. Returns after the commit."""
         await self._prepare()
         origin = incoming.origin
         dedup = build_dedup_key(incoming)
-        lane = self._lanes.get((origin.platform, origin.account, origin.chat))
-        if dedup is not None and lane is not None and any(it.dedup == dedup for it in lane.queue):
+        chat_queue = self._queues.get((origin.platform, origin.account, origin.chat))
+        if dedup is not None and chat_queue is not None and any(it.dedup == dedup for it in chat_queue.messages):
             await self._acceptor.commit_offset_only(incoming)
             return AcceptResult(outcome="duplicate")
         self._last_number += 1
         number = f"{self._last_number:020d}"
 
         def build_write(decision: AdmissionDecision) -> StateWrite:
-            kept = structs.replace(incoming, offset=None, state_write=None)
+            kept = strip_surrogates_deep(structs.replace(incoming, offset=None, state_write=None))
             held = HeldMessage(at=self._gates.clock.now(), identity=decision.identity, incoming=kept, decision=decision)
             return StateWrite(
                 namespace=StateNamespace.HELD_MESSAGE,
@@ -176,23 +178,24 @@ class HeldMessages:
     def _enqueue(self, held: HeldMessage, record: StateRecord) -> None:
         origin = held.incoming.origin
         key = (origin.platform, origin.account, origin.chat)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _ChatLane()
-        lane.queue.append(_QueuedMessage(held, record))
-        if lane.task is None:
-            lane.task = asyncio.get_running_loop().create_task(self._run_lane(key, lane), name=f"files of {key[0]}")
+        chat_queue = self._queues.get(key)
+        if chat_queue is None:
+            chat_queue = self._queues[key] = _ChatQueue()
+        chat_queue.messages.append(_QueuedMessage(held, record))
+        if chat_queue.task is None:
+            work = self._run_queue(key, chat_queue)
+            chat_queue.task = asyncio.get_running_loop().create_task(work, name=f"files of {key[0]}")
 
     # -- releasing ---------------------------------------------------------------------------------------------------
 
-    async def _run_lane(self, key: LaneKey, lane: _ChatLane) -> None:
+    async def _run_queue(self, key: ChatKey, chat_queue: _ChatQueue) -> None:
         """Accept the messages of a chat, one after the other, until none is left."""
-        while lane.queue:
-            queued = lane.queue[0]
+        while chat_queue.messages:
+            queued = chat_queue.messages[0]
             complete = await self._download_files(queued.held.incoming)
             await self._release(queued, complete)
-            lane.queue.popleft()
-        del self._lanes[key]
+            chat_queue.messages.popleft()
+        del self._queues[key]
 
     async def _release(self, queued: _QueuedMessage, complete: IncomingMessage) -> None:
         """Accept a message and delete its record in one commit. Retries until the store allows it."""
@@ -247,6 +250,8 @@ class HeldMessages:
                     return await platform.download(file)
             except TimeoutError:
                 raise Refused(f"it did not arrive within {settings.deadline_seconds:g} s") from None
+            except ADAPTER_ERRORS as error:
+                raise Refused(f"the adapter failed: {type(error).__name__}") from error
 
     def _note_missing(self, incoming: IncomingMessage, file: RemoteFile, reason: str) -> IncomingMessage:
         origin = incoming.origin

@@ -17,16 +17,17 @@ from typing import Any, Final
 
 import msgspec
 
-from everhold.config.settings import QuotaSettings, SubjectQuotas
 from everhold.core.access import AdmissionDecision
 from everhold.core.address import parse_address
 from everhold.core.people import PERSON_MEMBER
 from everhold.core.quotas import (
     DAILY_QUOTAS,
     DailyUse,
-    Quota,
+    QuotaLimits,
+    QuotaName,
     QuotaRefusal,
     QuotaSubject,
+    QuotaTable,
     RateMeter,
     SubjectKind,
     WaitingCount,
@@ -36,12 +37,13 @@ from everhold.core.quotas import (
 from everhold.core.roles import PersonRole
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import EverholdError
-from everhold.ingress.roles import AGENT_PLATFORM
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import SCHEDULED_EVENT, IncomingMessage
 from everhold.ports.store import Change, StateNamespace, Step, Store
 
+EXEMPT_PLATFORMS: Final = frozenset({"terminal", "agent"})
+"""The operator's own terminal, and agents, which `loops` and budgets limit."""
 MAX_METERS: Final = 20_000
 MAX_REPORTED: Final = 1_000
 RECOUNT_SECONDS: Final = 1.0
@@ -65,7 +67,7 @@ class SubjectMeter:
         self.day = ""
         self.bytes_left = 0
         """The rest of the block that this process has reserved for `day`."""
-        self.told_at: dict[Quota, float] = {}
+        self.told_at: dict[QuotaName, float] = {}
         self.lock = asyncio.Lock()
 
 
@@ -76,7 +78,7 @@ class MessageCharge:
 
     def __init__(
         self,
-        parts: Sequence[tuple[SubjectMeter, SubjectQuotas]],
+        parts: Sequence[tuple[SubjectMeter, QuotaLimits]],
         *,
         text_size: int,
         size: int,
@@ -120,7 +122,7 @@ class MessageQuotas:
         self,
         store: Store,
         *,
-        settings: Callable[[], QuotaSettings],
+        settings: Callable[[], QuotaTable],
         clock: Clock,
         log: EventLogger,
         get_today: Callable[[], str],
@@ -140,9 +142,9 @@ class MessageQuotas:
         self._known: dict[tuple[str, str, str, str], tuple[SubjectMeter, SubjectMeter, SubjectMeter]] = {}
         self._counted = False
         self._purged_day = ""
-        self.refused: Counter[Quota] = Counter()
+        self.refused: Counter[QuotaName] = Counter()
         """The number of refused messages by quota, since the process began."""
-        self._reports: dict[tuple[QuotaSubject, Quota], dict[str, Any]] = {}
+        self._reports: dict[tuple[QuotaSubject, QuotaName], dict[str, Any]] = {}
 
     # -- before a message is stored ----------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class MessageQuotas:
         if is_exempt(admission.role) or incoming.by_operator or incoming.event == SCHEDULED_EVENT:
             return None
         origin = incoming.origin
-        if origin.platform == AGENT_PLATFORM or origin.platform == "terminal":
+        if origin.platform in EXEMPT_PLATFORMS:
             return None
         key = (admission.identity, origin.platform, origin.account, admission.chat or origin.chat)
         meters = self._known.get(key) or self._find_meters(key)
@@ -176,7 +178,7 @@ class MessageQuotas:
         for meter, limits in charge.parts:
             limit = limits.messages_per_minute
             if limit and (wait := meter.rate.compute_wait(limit, now)):
-                return QuotaRefusal(quota=Quota.MESSAGES, subject=meter.subject, limit=limit, retry_after=wait)
+                return QuotaRefusal(quota=QuotaName.MESSAGES, subject=meter.subject, limit=limit, retry_after=wait)
         charge.taken_rate = True
         for meter, _ in charge.parts:
             meter.rate.take()
@@ -187,7 +189,7 @@ class MessageQuotas:
                 continue
             if not await self._take_bytes(meter, limits.bytes_per_day, charge.size):
                 charge.give_back_stored()
-                return self._refuse_today(Quota.BYTES, meter, limits.bytes_per_day)
+                return self._refuse_today(QuotaName.BYTES, meter, limits.bytes_per_day)
             charge.taken_bytes.append(meter)
         return None
 
@@ -222,7 +224,7 @@ class MessageQuotas:
             if not await self._add_conversations(meter, 1, limit=None if force else limit):
                 for done in counted:
                     await self._add_conversations(done, -1, limit=None)
-                return self._refuse_today(Quota.CONVERSATIONS, meter, limit)
+                return self._refuse_today(QuotaName.CONVERSATIONS, meter, limit)
             counted.append(meter)
         return None
 
@@ -300,7 +302,7 @@ class MessageQuotas:
         self._known.clear()
         self._counted = False
 
-    def _refuse_today(self, quota: Quota, meter: SubjectMeter, limit: int) -> QuotaRefusal:
+    def _refuse_today(self, quota: QuotaName, meter: SubjectMeter, limit: int) -> QuotaRefusal:
         return QuotaRefusal(quota=quota, subject=meter.subject, limit=limit, retry_after=self._get_seconds_left())
 
     async def _count_waiting(self) -> None:
@@ -361,7 +363,7 @@ class MessageQuotas:
         await self._update_use(meter, decide)
         return granted
 
-    async def _mark_told(self, meter: SubjectMeter, quota: Quota) -> bool:
+    async def _mark_told(self, meter: SubjectMeter, quota: QuotaName) -> bool:
         new = True
 
         def decide(use: DailyUse) -> DailyUse:
@@ -403,10 +405,11 @@ def _return_bytes(count: int, use: DailyUse) -> DailyUse:
 
 def _find_waiting_refusal(charge: MessageCharge) -> QuotaRefusal | None:
     for meter, limits in charge.parts:
+        size = meter.waiting_bytes + charge.text_size
         for quota, limit, used in (
-            (Quota.WAITING, limits.waiting_messages, meter.waiting + 1),
+            (QuotaName.WAITING, limits.waiting_messages, meter.waiting + 1),
             # a message that is longer than the limit is accepted if nothing waits
-            (Quota.WAITING_BYTES, limits.waiting_bytes, meter.waiting_bytes + charge.text_size if meter.waiting else 0),
+            (QuotaName.WAITING_BYTES, limits.waiting_bytes, size if meter.waiting else 0),
         ):
             if limit and used > limit:
                 return QuotaRefusal(quota=quota, subject=meter.subject, limit=limit, retry_after=WAITING_RETRY_SECONDS)
