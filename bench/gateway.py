@@ -51,6 +51,8 @@ models:
   instant: {{provider: openai, base_url: "{url}", name: instant, context_tokens: {window}}}
 defaults: {{recall: {{deadline_seconds: {recall}}}}}
 """
+TOKEN = "benchmark-operator-token-0123456789abcdef"
+CREDENTIAL = f"Bearer {TOKEN}"
 RECALL_SECONDS = 0.8
 """The default."""
 
@@ -85,7 +87,7 @@ class Gateway:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=_plain_environment(),
+            env={**_plain_environment(), "EVERHOLD_OPERATOR_TOKEN": TOKEN},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -118,7 +120,7 @@ class Chat:
         self.chat = chat
         self.post = http.client.HTTPConnection("127.0.0.1", port)
         self.events = socket.create_connection(("127.0.0.1", port))
-        self.events.sendall(b"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % port)
+        self.events.sendall(render_stream_request(port))
         self.stream: IO[bytes] = self.events.makefile("rb")
         self._until(b"event: hello")
 
@@ -136,9 +138,14 @@ class Chat:
             assert line, "the gateway closed the connection"
 
 
+def render_stream_request(port: int) -> bytes:
+    head = f"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: {CREDENTIAL}\r\n\r\n"
+    return head.encode()
+
+
 def send(connection: http.client.HTTPConnection, chat: str) -> None:
     body = json.dumps({"chat": chat, "text": MESSAGE})
-    connection.request("POST", "/api/messages", body, {"content-type": "application/json"})
+    connection.request("POST", "/api/messages", body, {"content-type": "application/json", "authorization": CREDENTIAL})
     response = connection.getresponse()
     said = response.read()
     assert response.status == 202, (response.status, said)
@@ -189,7 +196,7 @@ class Asked(Ours):
 
     def turn(self) -> None:
         body = json.dumps({"model": "main", "messages": [{"role": "user", "content": MESSAGE}]})
-        headers = {"content-type": "application/json", "x-everhold-session": "old"}
+        headers = {"content-type": "application/json", "x-everhold-session": "old", "authorization": CREDENTIAL}
         self.line.request("POST", "/v1/chat/completions", body, headers)
         response = self.line.getresponse()
         said = response.read()
@@ -476,7 +483,7 @@ class ConcurrentCallers:
     async def _connect(self) -> None:
         self.streams = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(self.size)]
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
-        writer.write(b"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % self.port)
+        writer.write(render_stream_request(self.port))
         await reader.readuntil(b"event: hello")
         self.watcher = asyncio.create_task(self._watch(reader))
         self.watched = writer
@@ -516,7 +523,10 @@ class ConcurrentCallers:
         """Milliseconds until the message was accepted."""
         reader, writer = self.streams[number]
         body = json.dumps({"chat": f"c{number}", "text": MESSAGE}).encode()
-        head = f"POST /api/messages HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /api/messages HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\nauthorization: {CREDENTIAL}\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
         started = time.perf_counter()
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.conditions import ROOT, conditions
-from bench.gateway import HERE, Gateway, hermes_python, model
+from bench.gateway import CREDENTIAL, HERE, Gateway, hermes_python, model
 from bench.in_process import temporary_directory
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
@@ -243,7 +243,7 @@ class Under:
         assert self.gateway is not None
         connection = http.client.HTTPConnection("127.0.0.1", self.gateway.port, timeout=PATIENCE_SECONDS)
         body = json.dumps({"model": "main", "messages": [{"role": "user", "content": text}]})
-        headers = {"content-type": "application/json", "x-everhold-session": "c"}
+        headers = {"content-type": "application/json", "x-everhold-session": "c", "authorization": CREDENTIAL}
         connection.request("POST", "/v1/chat/completions", body, headers)
         answer = connection.getresponse()
         said = answer.read()

@@ -23,7 +23,7 @@ from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
-from everhold.config.settings import ValidatePlugin, list_keys_awaiting_restart
+from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
 from everhold.core.roles import PersonRole
@@ -383,6 +383,7 @@ class GatewayApp:
         """The objects that the API's handlers use."""
         from everhold.api.context import ApiContext, GatewayServices
         from everhold.api.idempotency import IdempotentTasks
+        from everhold.api.logins import LoginRegistry
 
         return ApiContext(
             control=self.session_admin,
@@ -396,6 +397,13 @@ class GatewayApp:
             redact_text=self.log.redaction.scrub_text,
             idempotent_tasks=IdempotentTasks(monotonic=self.clock.monotonic),
             budgets=self.supervisor.budgets,
+            logins=LoginRegistry(
+                self.store,
+                clock=self.clock,
+                chance=self.chance,
+                local=get_local_user(),
+                settings=lambda: self.watcher.settings.http,
+            ),
             gateway=GatewayServices(
                 role=lambda: self.role,
                 describe=self.describe,
@@ -419,6 +427,17 @@ class GatewayApp:
         await self.http_server.start()
         self.url = self.http_server.url
         return self.url
+
+    async def create_login_link(self) -> str:
+        """Return a link that logs an operator in once; empty if there is no operator token."""
+        from everhold.api.auth import find_credential_by_name
+
+        http = self.watcher.settings.http
+        credential = find_credential_by_name(OPERATOR_TOKEN_NAME, http, local=self.api_context.local_person)
+        if credential is None:
+            return ""
+        code, _ = await self.api_context.logins.create_code(credential)
+        return f"{self.url}/#code={code}"
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Wait up to `seconds` for running work, then close everything. Unfinished work resumes at the next start."""

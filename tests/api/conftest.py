@@ -22,6 +22,8 @@ from tests.api.programs import install_node_packages
 from tests.waiting import LIMIT_SECONDS, wait_until
 
 MODEL_KEY = "sk-canary-model-5b1f0c9d2e"
+LOCAL = "local-operator-token-0123456789abcdef0123456789"
+"""The token that `up` makes. It speaks for the user who runs the gateway."""
 OPERATOR = "operator-token-0123456789abcdef0123456789abcdef"
 ADA = "ada-token-0123456789abcdef0123456789abcdef012345"
 BOB = "bob-token-fedcba9876543210fedcba9876543210fedcba"
@@ -29,15 +31,21 @@ TOKENS = """\
 http:
   port: 0
   tokens:
-    - {name: boss, token_env: TOKEN_BOSS, operator: true}
+    - {name: boss, token_env: TOKEN_BOSS, role: operator}
     - {name: laptop, token_env: TOKEN_ADA, person: ada}
     - {name: bob, token_env: TOKEN_BOB}
 people:
   - {name: ada, identities: ["telegram:1001"]}
 """
-SECRETS = f"TOKEN_BOSS={OPERATOR}\nTOKEN_ADA={ADA}\nTOKEN_BOB={BOB}\nMODEL_KEY={MODEL_KEY}\n"
+SECRETS = f"""\
+EVERHOLD_OPERATOR_TOKEN={LOCAL}
+TOKEN_BOSS={OPERATOR}
+TOKEN_ADA={ADA}
+TOKEN_BOB={BOB}
+MODEL_KEY={MODEL_KEY}
+"""
 ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
-"""Makes a request count as one from another machine, because a proxy forwarded it."""
+"""What a proxy adds. It has no effect, because the proxy is not a trusted one."""
 
 
 def configuration(model: str, *, more: str = TOKENS) -> str:
@@ -95,9 +103,9 @@ class ApiGateway:
         assert self.running.http_server is not None
         return self.running.http_server
 
-    def client(self, token: str = "", **headers: str) -> httpx2.AsyncClient:
-        """Return a client on this machine, or with a token one from another machine."""
-        given = {**ELSEWHERE, "authorization": f"Bearer {token}"} if token else {}
+    def client(self, token: str = LOCAL, **headers: str) -> httpx2.AsyncClient:
+        """Return a client with a token: that of the user who runs the gateway, unless another is given."""
+        given = {"authorization": f"Bearer {token}"} if token else {}
         return httpx2.AsyncClient(
             base_url=self.url, headers={**given, **headers}, timeout=LIMIT_SECONDS, trust_env=False
         )
@@ -144,7 +152,7 @@ async def client(gateway: ApiGateway) -> AsyncIterator[httpx2.AsyncClient]:
 
 @pytest.fixture
 async def as_(gateway: ApiGateway) -> AsyncIterator[Callable[[str], httpx2.AsyncClient]]:
-    """Return a client from another machine, with a token."""
+    """Return a client with a token."""
     async with AsyncExitStack() as stack:
         made: list[httpx2.AsyncClient] = []
 

@@ -14,7 +14,7 @@ import pytest
 
 from everhold.core.entries import ToolCall
 from everhold.testing.model_server import ModelServer, ModelServerReply, make_rate_limit_failure
-from tests.api.conftest import ADA, ELSEWHERE, ApiGateway
+from tests.api.conftest import ADA, ELSEWHERE, LOCAL, ApiGateway
 from tests.api.programs import run_program
 from tests.waiting import LIMIT_SECONDS
 
@@ -26,7 +26,7 @@ IN_SESSION = pytest.mark.parametrize("session", ["", "a conversation"], ids=["wi
 
 @pytest.fixture
 async def python(gateway: ApiGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=LIMIT_SECONDS) as client:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=LOCAL, timeout=LIMIT_SECONDS) as client:
         yield client
 
 
@@ -89,8 +89,8 @@ async def test_openai_python_parses_our_error_responses(gateway: ApiGateway, pyt
     messages: Any = [{"role": "user", "content": "x"}]
     with pytest.raises(openai.NotFoundError, match="there is no agent 'nobody'"):
         await python.chat.completions.create(model="nobody", messages=messages)
-    outside = python.with_options(default_headers=ELSEWHERE, max_retries=0)
-    with pytest.raises(openai.AuthenticationError, match="token"):
+    outside = python.with_options(api_key="none", default_headers=ELSEWHERE, max_retries=0)
+    with pytest.raises(openai.AuthenticationError, match="needs a credential"):
         await outside.chat.completions.create(model="main", messages=messages)
     known = outside.with_options(api_key=ADA)
     assert (await known.chat.completions.create(model="main", messages=messages)).choices
@@ -104,11 +104,13 @@ async def test_curl(gateway: ApiGateway) -> None:
     if curl is None:
         pytest.skip("there is no curl on this machine")
     body = json.dumps({"model": "main", "messages": [{"role": "user", "content": "hello"}]})
-    whole = await run_program(curl, "-sS", "-d", body, f"{gateway.url}/v1/chat/completions")
+    credential = ("-H", f"Authorization: Bearer {LOCAL}")
+    whole = await run_program(curl, "-sS", *credential, "-d", body, f"{gateway.url}/v1/chat/completions")
     assert json.loads(whole)["choices"][0]["message"]["content"] == "You said: hello"
     streamed = await run_program(
         curl,
         "-sSN",
+        *credential,
         "-H",
         "X-Everhold-Session: x",
         "-d",
@@ -116,7 +118,8 @@ async def test_curl(gateway: ApiGateway) -> None:
         f"{gateway.url}/v1/chat/completions",
     )
     assert streamed.rstrip().endswith("data: [DONE]")
-    accepted = await run_program(curl, "-sS", "-d", '{"chat":"x","text":"again"}', f"{gateway.url}/api/messages")
+    again = '{"chat":"x","text":"again"}'
+    accepted = await run_program(curl, "-sS", *credential, "-d", again, f"{gateway.url}/api/messages")
     assert set(json.loads(accepted)) == {"session", "seq"}
 
 
@@ -125,9 +128,10 @@ async def test_curl(gateway: ApiGateway) -> None:
 async def test_llm(gateway: ApiGateway, tmp_path: Path, session: str) -> None:
     named = f'\n  headers: {{X-Everhold-Session: "{session}"}}' if session else ""
     (tmp_path / "extra-openai-models.yaml").write_text(
-        f'- model_id: everhold\n  model_name: main\n  api_base: "{gateway.url}/v1"{named}\n'
+        f'- model_id: everhold\n  model_name: main\n  api_base: "{gateway.url}/v1"\n  api_key_name: everhold{named}\n'
     )
-    env = {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+    (tmp_path / "keys.json").write_text(json.dumps({"everhold": LOCAL}))
+    env = {"LLM_USER_PATH": str(tmp_path)}
     llm = [sys.executable, "-m", "llm", "-m", "everhold"]
     assert (await run_program(*llm, "hello", env=env)).strip() == "You said: hello"
     assert (await run_program(*llm, "--no-stream", "hello", env=env)).strip() == "You said: hello"
@@ -140,7 +144,7 @@ async def test_llm(gateway: ApiGateway, tmp_path: Path, session: str) -> None:
 @pytest.mark.slow
 async def test_openai_node_and_the_ai_sdk(gateway: ApiGateway, node: Path) -> None:
     for session in ("", "a conversation"):
-        given = (f"{gateway.url}/v1", "none", session)
+        given = (f"{gateway.url}/v1", LOCAL, session)
         got = json.loads(await run_program("node", str(node / "openai.mjs"), *given))
         assert got["models"] == ["coder", "main"]
         for name in ("whole", "streamed", "response", "grown", "completed"):

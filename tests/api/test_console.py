@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 from everhold.api.console import CONSOLE_DIRECTORY, ConsoleFiles
 from everhold.testing.model_server import HangingConnection, ModelServer, ModelServerReply
-from tests.api.conftest import ADA, BOB, OPERATOR, ApiGateway, configuration
+from tests.api.conftest import ADA, BOB, LOCAL, OPERATOR, ApiGateway, configuration
 from tests.api.gateway_process import GatewayProcess
 from tests.waiting import LIMIT_SECONDS, wait_until
 
@@ -80,10 +81,15 @@ class ConsoleTab:
         if message.type == "error" and "net::ERR_" not in message.text:
             self.complaints.append(message.text)
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, token: str = LOCAL) -> None:
         await self.page.goto(url)
+        await self.log_in(token)
         await self.page.evaluate("window.notReloaded = true")
         await self.is_("live")
+
+    async def log_in(self, token: str) -> None:
+        await self.page.fill("#token", token)
+        await self.page.keyboard.press("Enter")
 
     async def is_(self, state: str) -> None:
         await self.page.wait_for_selector(f".state.{state}", timeout=LIMIT_SECONDS * 1000)
@@ -187,7 +193,7 @@ class TestInABrowser:
             await screen.is_("live")
             assert await screen.replies(3) == ["You said: before", "You said: during", "You said: meanwhile"]
             assert await screen.session() == session
-            async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+            async with gateway.open_client(seconds=LIMIT_SECONDS) as client:
                 log = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
             await screen.until(f"document.querySelectorAll('.log .seq').length === {len(log)}")
             assert await screen.seqs() == list(range(1, len(log) + 1)), "a gap, or a repeat"
@@ -269,14 +275,11 @@ class TestInABrowser:
         await screen.until("document.querySelector('.messages').innerText.includes('fact 1\\n')")
         await screen.until("!document.querySelector('.messages').innerText.includes('Show earlier')")
 
-    async def test_a_browser_on_another_machine_sends_the_token(self, browser: Any, gateway: ApiGateway) -> None:
+    async def test_each_token_opens_the_console_of_its_person(self, browser: Any, gateway: ApiGateway) -> None:
         for token, name in ((ADA, "ada"), (BOB, "bob"), (OPERATOR, "boss")):
-            context = await browser.new_context(
-                http_credentials={"username": "x", "password": token, "send": "always"},
-                extra_http_headers={"x-forwarded-for": "203.0.113.9"},
-            )
+            context = await browser.new_context(extra_http_headers={"x-forwarded-for": "203.0.113.9"})
             screen = ConsoleTab(await context.new_page())
-            await screen.open(gateway.url)
+            await screen.open(gateway.url, token)
             await screen.say(f"I am {name}")
             assert await screen.replies(1) == [f"You said: I am {name}"]
             assert (await screen.texts("li.person .by"))[0] == name
@@ -284,6 +287,107 @@ class TestInABrowser:
                 assert len(await screen.texts(".sessions li")) == 1, "others' sessions are not there"
             assert screen.complaints == []
             await context.close()
+
+    async def test_a_login_link_opens_the_console_once_and_leaves_no_trace(
+        self, browser: Any, gateway: ApiGateway
+    ) -> None:
+        link = await gateway.running.create_login_link()
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        asked: list[str] = []
+        screen.page.on("request", lambda request: asked.append(request.url))
+        await screen.page.goto(link)
+        await screen.is_("live")
+        await screen.say("hello")
+        assert await screen.replies(1) == ["You said: hello"]
+        code = link.partition("#code=")[2]
+        assert code not in screen.page.url
+        assert not [url for url in asked if code in url]
+        kept = await screen.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+        assert code not in kept
+        assert LOCAL not in kept
+        assert "everhold_" not in kept, "no script can read the cookie"
+        await screen.page.reload()
+        await screen.is_("live")
+        assert screen.complaints == []
+        other = ConsoleTab(await (await browser.new_context()).new_page())
+        await other.page.goto(link)
+        await other.page.wait_for_selector("[role=alert]:not(:empty)", timeout=LIMIT_SECONDS * 1000)
+        assert await other.texts("[role=alert]") == ["the code is wrong, was used, or is older than ten minutes"]
+        await context.close()
+
+    async def test_a_page_whose_login_has_ended_asks_for_a_new_one_and_loses_nothing(
+        self, browser: Any, gateway: ApiGateway
+    ) -> None:
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url)
+        await screen.say("before")
+        await screen.replies(1)
+        session = await screen.session()
+        async with gateway.client() as client:
+            (login,) = (await client.get("/api/logins")).json()["logins"]
+            await client.post(f"/api/logins/{login['id']}/end", json={})
+        await screen.page.wait_for_selector("form[aria-label='Log in']", timeout=LIMIT_SECONDS * 1000)
+        assert "Your login has ended." in await screen.page.inner_text("form")
+        assert await screen.page.locator("li.person").count() == 0, "nothing of the conversation is shown"
+        await screen.log_in("a wrong token")
+        await screen.page.wait_for_selector("[role=alert]:not(:empty)", timeout=LIMIT_SECONDS * 1000)
+        assert await screen.texts("[role=alert]") == ["the token is wrong"]
+        await screen.log_in(LOCAL)
+        await screen.is_("live")
+        assert await screen.replies(1) == ["You said: before"]
+        assert await screen.session() == session
+        assert all("401" in text for text in screen.complaints), screen.complaints
+        await context.close()
+
+    async def test_logging_out_shows_nothing_to_the_next_person(self, browser: Any, gateway: ApiGateway) -> None:
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url, ADA)
+        await screen.say("a secret of ada")
+        await screen.replies(1)
+        await screen.page.click("text=Log out")
+        await screen.page.wait_for_selector("form[aria-label='Log in']")
+        assert await context.cookies() == []
+        assert await screen.page.evaluate("localStorage.length") == 0
+        await screen.log_in(BOB)
+        await screen.is_("live")
+        await screen.say("I am bob")
+        assert await screen.replies(1) == ["You said: I am bob"]
+        assert "secret" not in await screen.page.inner_text("body")
+        assert (await screen.texts("li.person .by"))[0] == "bob"
+        await context.close()
+
+    async def test_another_server_on_this_host_gets_the_cookie_and_cannot_use_it(
+        self, browser: Any, gateway: ApiGateway
+    ) -> None:
+        """Browsers send the cookies of a host to all its ports. So the cookie alone must open nothing."""
+        context = await browser.new_context()
+        screen = ConsoleTab(await context.new_page())
+        await screen.open(gateway.url)
+        received: list[str] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            received.append(next((it for it in head.split("\r\n") if it.lower().startswith("cookie:")), ""))
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi")
+            await writer.drain()
+            writer.close()
+
+        other = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with other:
+            page = await context.new_page()
+            await page.goto(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/")
+            stolen = next(it for it in received if "everhold_" in it).partition(": ")[2]
+            assert await page.evaluate("localStorage.length") == 0
+            blocked = await page.evaluate(
+                f"fetch('{gateway.url}/api/sessions', {{credentials: 'include'}}).then(() => 'read', () => 'blocked')"
+            )
+            assert blocked == "blocked"
+        async with gateway.client("", cookie=stolen) as thief:
+            assert (await thief.get("/api/sessions")).status_code == 401
+        await context.close()
 
     @pytest.mark.parametrize("width, scheme", [(360, "dark"), (800, "light"), (1320, "dark")])
     async def test_the_console_fits_the_window_and_follows_the_color_scheme(
@@ -335,8 +439,12 @@ async def test_axe_reports_no_accessibility_problem(browser: Any, gateway: ApiGa
     await screen.replies(1)
     await screen.say("/help")
     await screen.page.wait_for_selector("li.notice")
-    await screen.page.add_script_tag(path=node / "node_modules" / "axe-core" / "axe.min.js")
+    axe = node / "node_modules" / "axe-core" / "axe.min.js"
+    await screen.page.add_script_tag(path=axe)
     found = await screen.page.evaluate("axe.run().then((it) => it.violations)")
+    await screen.page.click("text=Log out")
+    await screen.page.wait_for_selector("form[aria-label='Log in']")
+    found += await screen.page.evaluate("axe.run().then((it) => it.violations)")
     assert [f"{it['id']}: {it['nodes'][0]['html']} {it['nodes'][0]['failureSummary']}" for it in found] == []
     await context.close()
 

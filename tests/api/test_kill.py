@@ -23,11 +23,11 @@ from tests.waiting import LIMIT_SECONDS, wait_until
 TEXT = "one two three four five six seven eight nine ten"
 
 
-async def ask(url: str, key: str, *, stream: bool) -> str:
+async def ask(gateway: GatewayProcess, key: str, *, stream: bool) -> str:
     """Repeat a request with the same key until it is answered."""
     body = {"model": "main", "stream": stream, "messages": [{"role": "user", "content": f"count {key}"}]}
     headers = {"X-Everhold-Session": "x", "Idempotency-Key": key}
-    async with httpx2.AsyncClient(base_url=url, timeout=LIMIT_SECONDS, trust_env=False) as client:
+    async with gateway.open_client(seconds=LIMIT_SECONDS) as client:
         while True:
             try:
                 async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
@@ -50,12 +50,12 @@ async def ask(url: str, key: str, *, stream: bool) -> str:
 class EventReader:
     """A client that reads the events through every restart."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
         self.seen: list[dict[str, Any]] = []
 
     async def read(self) -> None:
-        async with httpx2.AsyncClient(base_url=self.url, timeout=LIMIT_SECONDS, trust_env=False) as client:
+        async with self.gateway.open_client(seconds=LIMIT_SECONDS) as client:
             while True:
                 after = self.seen[-1]["pos"] if self.seen else 0
                 try:
@@ -72,12 +72,12 @@ async def test_repeated_kills_during_streams_lose_and_double_nothing(tmp_path: P
     model.default = ModelServerReply(text=TEXT, pause_seconds=0.01)
     gateway = GatewayProcess(tmp_path, configuration(model.openai))
     await gateway.start()
-    reader = EventReader(gateway.url)
+    reader = EventReader(gateway)
     reading = asyncio.ensure_future(reader.read())
     try:
         for life, wait in enumerate((0.0, 0.02, 0.05, 0.08, 0.12)):
             callers = [
-                asyncio.ensure_future(ask(gateway.url, f"{life}-{number}", stream=bool(number))) for number in range(2)
+                asyncio.ensure_future(ask(gateway, f"{life}-{number}", stream=bool(number))) for number in range(2)
             ]
             before = len(model.requests)
             await wait_until(lambda before=before: len(model.requests) > before)  # type: ignore[misc]
@@ -87,7 +87,7 @@ async def test_repeated_kills_during_streams_lose_and_double_nothing(tmp_path: P
             async with asyncio.timeout(LIMIT_SECONDS):
                 answers = await asyncio.gather(*callers)
             assert all(answer.endswith(TEXT) for answer in answers), answers
-        async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+        async with gateway.open_client(seconds=LIMIT_SECONDS) as client:
             session = (await client.get("/api/sessions")).json()["sessions"][0]["id"]
             log = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
         heard = [entry["body"]["text"] for entry in log if entry["kind"] == "heard"]

@@ -266,7 +266,7 @@ async def test_ten_thousand_waiting_messages_are_answered_in_bounded_memory(tmp_
         long = configuration(model.openai).replace("context_tokens: 100000", "context_tokens: 10000000")
         gateway = GatewayProcess(tmp_path, long)
         await gateway.start()
-        async with httpx2.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
+        async with gateway.open_client(seconds=60) as client:
 
             async def numbers() -> dict[str, float]:
                 lines = (await client.get("/metrics")).text.splitlines()

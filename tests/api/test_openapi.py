@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from everhold.api import openapi
+from everhold.api.rate_limits import RateLimit, RateLimitBuckets
 from everhold.api.reference import build_route_table, render_reference
 from tests.api.conftest import ELSEWHERE, OPERATOR, ApiGateway
 from tests.api.programs import run_program
@@ -72,6 +74,9 @@ async def test_every_request_allowed_by_the_document_gets_a_documented_response(
         session = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
     await gateway.wait_until_idle(session)
     headers = {**ELSEWHERE, "Authorization": f"Bearer {OPERATOR}"}
+    wide = RateLimit(burst=1e9, per_second=1e9)  # the check counts 429 as a wrong answer to an invalid credential
+    for name in ("_guess_buckets", "_anonymous_buckets"):
+        setattr(gateway.web.guard, name, RateLimitBuckets(wide, monotonic=time.monotonic))
     await run_program(
         sys.executable,
         "-m",

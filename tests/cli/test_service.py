@@ -333,13 +333,13 @@ def test_secrets_that_are_set_only_in_this_shell_are_named(machine: SystemdMachi
     token = "  - {name: me, token_env: MY_TOKEN, person: ada}"
     people = "people: [{name: ada, identities: []}]"
     (machine.home.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
-    told = machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok()
+    told = machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret-0123456789ab").ok()
     assert "MY_TOKEN is set only in this shell" in told.out
     assert "s3cret" not in told.out + told.err + machine.unit.read_text()
     env = machine.home.path / ".env"
-    env.write_text("MY_TOKEN=s3cret-s3cret-s3cret\n")
+    env.write_text("MY_TOKEN=s3cret-s3cret-s3cret-0123456789ab\n")
     env.chmod(0o600)
-    assert "MY_TOKEN" not in machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok().out
+    assert "MY_TOKEN" not in machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret-0123456789ab").ok().out
 
 
 def test_a_refused_configuration_is_not_installed(machine: SystemdMachine) -> None:

@@ -13,7 +13,7 @@ SAMPLE = """\
 # The sample
 store: sqlite                            # the only store so far
 timezone: Europe/Berlin
-http: {host: 127.0.0.1, port: 8765, tokens: [{name: me, token_env: EVERHOLD_TOKEN, person: ada, operator: true}]}
+http: {host: 127.0.0.1, port: 8765, tokens: [{name: me, token_env: EVERHOLD_TOKEN, person: ada, role: operator}]}
 models:
   big: {provider: openai, base_url: https://models.example/v1, name: large, api_key_env: OPENAI_API_KEY,
         context_tokens: 128000,

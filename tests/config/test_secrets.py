@@ -184,7 +184,12 @@ def test_two_tokens_with_the_same_value_are_refused() -> None:
 
 
 def test_secrets_can_be_listed_for_redaction(sample: str) -> None:
-    names = {"OPENAI_API_KEY": "k", "EVERHOLD_TOKEN": "e", "TELEGRAM_CODER_TOKEN": "t", "HONCHO_API_KEY": "h"}
+    names = {
+        "OPENAI_API_KEY": "k",
+        "EVERHOLD_TOKEN": "e-0123456789abcdef0123456789abcdef",
+        "TELEGRAM_CODER_TOKEN": "t",
+        "HONCHO_API_KEY": "h",
+    }
     settings = parse_settings(sample, environment=SecretEnvironment(names), read_persona=lambda _: "")
     assert {secret.reveal() for secret in settings.list_secrets()} == set(names.values())
 

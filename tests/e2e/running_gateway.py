@@ -9,14 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import httpx2
+
 from everhold.app import GatewayApp, SystemClock, load_home_settings
 from everhold.core.entries import ChatLocation, Entry, EntryBody, Heard, Notified, Said
 from everhold.infra.home import Home
 from everhold.ports.clock import Clock
 from everhold.ports.platform import AcceptResult, IncomingMessage
 from everhold.telemetry.logs import open_log
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_SECONDS, wait_until
 
+TOKEN = "running-gateway-operator-token-0123456789abcdef"
 KEY = "canary-key-of-the-model-0123456789"
 B = TypeVar("B", bound=EntryBody)
 
@@ -52,7 +55,12 @@ class RunningGateway:
 
     def write_secrets(self, text: str) -> None:
         self.home.env.touch(mode=0o600)
-        self.home.env.write_text(text)
+        self.home.env.write_text(f"{text}EVERHOLD_OPERATOR_TOKEN={TOKEN}\n")
+
+    def open_client(self, url: str, *, seconds: float = LIMIT_SECONDS) -> httpx2.AsyncClient:
+        """Return a client with the operator token."""
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        return httpx2.AsyncClient(base_url=url, headers=headers, timeout=seconds, trust_env=False)
 
     async def __aenter__(self) -> RunningGateway:
         log = open_log(clock=SystemClock(), home=self.home.path, stream=self.log, level="debug")

@@ -264,7 +264,7 @@ async def test_a_client_that_disconnects_at_any_byte_gets_one_reply(tmp_path: Pa
     server.default = ModelServerReply(text="one two three four five six seven eight", pause_seconds=0.02)
     async with run_gateway(tmp_path, server) as t:
         url = await t.app.serve(port=0)
-        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT_SECONDS) as client:
+        async with t.open_client(url) as client:
             for most in (0, 1, 150, 700, 1_500):
                 asked = {"model": "main", "stream": True, "messages": [{"role": "user", "content": "count"}]}
                 headers = {"x-everhold-session": f"left-{most}"}
@@ -604,7 +604,7 @@ async def test_a_message_causes_no_file_read(tmp_path: Path, server: ModelServer
 async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Path, server: ModelServer) -> None:
     """Put a canary in every place for a secret, then cause everything that could repeat it."""
     names = ("MODEL_KEY", "HEADER", "HTTP", "CANARY", "TOOL_URL", "MEMORY", "BOT", "FALLBACK")
-    canaries = {name: f"canary-{name.lower()}-0123456789abcdef" for name in names}
+    canaries = {name: f"canary-{name.lower()}-0123456789abcdef01234567" for name in names}
     server.key = canaries["MODEL_KEY"]
     models = {
         "m": make_model_section(server.openai, headers={"x-org_env": "HEADER"}),
@@ -613,7 +613,7 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
     settings: dict[str, Any] = {
         "models": models,
         "defaults": {"memories": ["honcho"], "tools": ["mcp:odd", "mcp:far"], "model": "m", "fallback": ["f"]},
-        "http": {"port": 0, "tokens": [{"name": "me", "token_env": "HTTP", "operator": True}]},
+        "http": {"port": 0, "tokens": [{"name": "me", "token_env": "HTTP", "role": "operator"}]},
         "mcp": {
             "odd": {"command": CROOKED, "env": ["CANARY"]},
             "far": {"url": server.url + "/mcp", "token_env": "TOOL_URL"},

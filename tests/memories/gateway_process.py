@@ -17,6 +17,8 @@ import httpx2
 
 from tests.waiting import LIMIT_SECONDS
 
+TOKEN = "memory-tests-operator-token-0123456789abcdef"
+
 
 class GatewayProcess:
     """A home, the process that serves it now, and a client."""
@@ -30,12 +32,13 @@ class GatewayProcess:
         (self.home / "config.yaml").write_text(json.dumps(given))
         env = self.home / ".env"
         env.touch(mode=0o600)
-        env.write_text("MODEL_KEY=a-key-for-everybody-0123\n")
+        env.write_text(f"MODEL_KEY=a-key-for-everybody-0123\nEVERHOLD_OPERATOR_TOKEN={TOKEN}\n")
         self.errors = path / "stderr"
         self.process: asyncio.subprocess.Process | None = None
         self.killed = 0
         """How many processes were killed while alive."""
-        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5.0)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=5.0)
 
     async def start(self) -> None:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("EVERHOLD")}

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 from everhold.cli.commands import status
 from everhold.cli.render import CommandScreen
 from tests.clients import client_of
@@ -52,7 +50,7 @@ async def test_status_and_metrics_show_a_failing_memory_and_its_recovery(
         assert memory["next_attempt_at"] > began
         assert "memory    ledger of main · failing · backlog 2, oldest" in shown
         assert "! memory:ledger: the key is wrong" in shown
-        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        async with t.open_client(url) as client:
             metrics = (await client.get("/metrics")).text
         assert 'everhold_memory_backlog_items{memory="ledger"} 2' in metrics
         assert 'everhold_memory_failing{memory="ledger"} 1' in metrics
@@ -65,7 +63,7 @@ async def test_status_and_metrics_show_a_failing_memory_and_its_recovery(
         assert (found["memories"][0]["state"], found["memories"][0]["backlog"]) == ("healthy", 0)
         assert "ledger of main · healthy · last stored" in shown
         assert "no problems" in shown
-        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        async with t.open_client(url) as client:
             metrics = (await client.get("/metrics")).text
         assert "everhold_memory_backlog_items{" not in metrics
         assert t.log.getvalue().count("memory.failing") == 1

@@ -16,6 +16,7 @@ import apsw
 import msgspec
 from msgspec import inspect
 
+from everhold.api.logins import LoginCodeRecord, LoginRecord
 from everhold.core import consumers
 from everhold.core.address import Address
 from everhold.core.entries import BODY_TYPES, BODY_VERSION, RESERVED_KINDS, ChatLocation, Entry, EntryKind, Noted, Stamp
@@ -49,6 +50,8 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.PAIRING_GRANT: PairingGrant,
     StateNamespace.PAIRING_ATTEMPTS: WrongCodeCount,
     StateNamespace.IDENTITY_LINK: IdentityLinkOffer,
+    StateNamespace.LOGIN: LoginRecord,
+    StateNamespace.LOGIN_CODE: LoginCodeRecord,
 }
 """The state records whose value is a JSON object. The others are plain text."""
 BLOBS: Final[dict[str, Any]] = {"recall": RecallRecord, "tools": tuple[ToolSpec, ...]}

@@ -16,6 +16,7 @@ from everhold.api.health import MetricsEndpoint
 from everhold.api.middleware import GuardMiddleware
 from everhold.api.request import ApiCall
 from everhold.api.routes import ApiRoute, build_routes
+from everhold.core.callers import CallerRole
 from everhold.errors import EverholdError
 
 
@@ -28,14 +29,18 @@ def build_application(context: ApiContext) -> GuardMiddleware:
         return build_json_response(openapi.build_document(table))
 
     table = build_routes(files=ConsoleFiles(), metrics=metrics, document=show_document)
+    dispatcher = RouteDispatcher(table, context)
     guard = GuardMiddleware(
-        RouteDispatcher(table, context),
+        dispatcher,
         settings=context.load_fresh_settings,
         monotonic=context.control.gates.clock.monotonic,
         log=context.log,
         local=context.local_person,
+        logins=context.logins,
+        is_public=dispatcher.is_public,
     )
     metrics.guard = guard
+    context.confirm_caller = guard.confirm_caller
     return guard
 
 
@@ -56,8 +61,7 @@ class RouteDispatcher:
         """Serve one request. Unexpected exceptions propagate, so tests can see them."""
         try:
             route, call = self._find_route(scope), ApiCall(self.context, scope, receive)
-            if route.operator:
-                call.require_operator()
+            call.check_access(route)
             response = await route.handler(call)
         except ApiError as refusal:
             response = refusal.to_response()
@@ -67,6 +71,17 @@ class RouteDispatcher:
             refused.message, refused.remedy = scrub(refused.message), scrub(refused.remedy)
             response = refused.to_response()
         await response(scope, receive, send)
+
+    def is_public(self, method: str, path: str) -> bool:
+        """Whether anybody may call this method and path. A route that does not exist is not public."""
+        if plain := self._plain.get((method, path)):
+            return plain.least is CallerRole.ANYBODY
+        scope: Scope = {"type": "http", "method": method, "path": path}
+        return any(
+            matcher.matches(scope)[0] is Match.FULL
+            for matcher, route in self._routes
+            if route.least is CallerRole.ANYBODY
+        )
 
     def _find_route(self, scope: Scope) -> ApiRoute:
         if plain := self._plain.get((scope["method"], scope["path"])):

@@ -1,22 +1,30 @@
-"""Identifies the caller of a request: a user of this machine, or the holder of a token. Keeps no state."""
+"""Identifies the caller of a request by its connection, its token or its login. Keeps no state.
+
+An address proves nothing: a proxy, another user of this machine and a forwarded port all come from 127.0.0.1. So a
+request over TCP needs a credential, whatever its address and headers are.
+"""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
 
 from everhold.api.errors import ApiError
-from everhold.config.settings import HttpSettings
+from everhold.config.settings import OPERATOR_TOKEN_NAME, HttpSettings
+from everhold.core.callers import CallerRole, CallerScope, find_user_objection
 
-LOOPBACK_ACCOUNT: Final = "loopback"
 OPERATOR_SOCKET: Final = "api.sock"
+ANONYMOUS_ACCOUNT: Final = "anonymous"
+KEY_HEADER: Final = "x-everhold-key"
+"""The half of a login that the page keeps. The other half is a cookie."""
+COOKIE_PREFIX: Final = "everhold_"
+HTTPS_COOKIE_PREFIX: Final = "__Host-everhold_"
+"""Browsers accept a cookie of this name over https only, for this host only."""
 
 _FORWARDING_HEADERS: Final = frozenset(
     """
@@ -29,14 +37,45 @@ _FORWARDING_PREFIXES: Final = ("x-forwarded", "x-envoy-", "cf-", "x-arr-", "x-ve
 
 
 class ApiCaller(Struct, frozen=True, kw_only=True):
-    """An authenticated caller. `sender` is the default author of the caller's messages."""
+    """The caller of a request. `sender` is the default author of the caller's messages."""
 
     account: str
     sender: str
-    operator: bool
+    scope: CallerScope
+    login: str = ""
+    """The id of the login; empty if the caller has none."""
+    login_at: float = 0.0
+    """When the caller logged in."""
+
+    @property
+    def role(self) -> CallerRole:
+        return self.scope.role
+
+    @property
+    def operator(self) -> bool:
+        return self.scope.role is CallerRole.OPERATOR
+
+    @property
+    def owned_senders(self) -> str:
+        """The beginning of the names of a service's users; empty for other callers."""
+        return f"{self.scope.token}/" if self.scope.role is CallerRole.SERVICE else ""
 
     def resolve_sender(self, person: str) -> str:
-        """Return the author of a message: `person` if this caller may speak for that person. Raises ApiError."""
+        """Return the author of a message: `person` if this caller may speak for that person. Raises ApiError.
+
+        The users of a service have names of their own, so none of them is a person that the gateway knows.
+        """
+        if self.owned_senders:
+            if self.sender.startswith(self.owned_senders) and not person:
+                return self.sender
+            if objection := find_user_objection(person):
+                raise ApiError(
+                    400,
+                    "invalid_request",
+                    f"the name of the user {objection}",
+                    remedy="a service names its user in `person`, or in the header X-Everhold-Person",
+                )
+            return self.owned_senders + person
         if not person or person == self.sender:
             return self.sender
         if not self.operator:
@@ -44,9 +83,32 @@ class ApiCaller(Struct, frozen=True, kw_only=True):
                 403,
                 "denied",
                 f"this token speaks for {self.sender} only",
-                remedy="leave `person` out, or use a token with operator: true",
+                remedy="leave `person` out, or use a token with role: operator",
             )
         return person
+
+
+ANONYMOUS: Final = ApiCaller(
+    account=ANONYMOUS_ACCOUNT, sender="", scope=CallerScope(token="", role=CallerRole.ANYBODY, read_only=True)
+)
+"""A caller without a credential."""
+
+
+class TokenCredential(Struct, frozen=True):
+    """A token of the configuration with its rights."""
+
+    secret: str
+    sender: str
+    scope: CallerScope
+
+    def to_caller(self, *, login: str = "", login_at: float = 0.0) -> ApiCaller:
+        return ApiCaller(
+            account=f"token:{self.scope.token}",
+            sender=self.sender,
+            scope=self.scope,
+            login=login,
+            login_at=login_at,
+        )
 
 
 class RequestHead(Struct, frozen=True):
@@ -90,69 +152,74 @@ def parse_request_head(
 
 
 def extract_token(head: RequestHead) -> str:
-    """Return the request's token, from a bearer header or from the password of basic authentication; else ""."""
+    """Return the request's bearer token; else ""."""
     if "authorization" not in head.headers:
         return ""
     scheme, _, value = head.get("authorization").partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip()
-        case "basic":
-            try:
-                return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
-                return ""
-        case _:
-            return ""
+    return value.strip() if scheme.lower() == "bearer" else ""
 
 
-def find_caller_by_token(token: str, settings: HttpSettings) -> ApiCaller | None:
-    """Return the caller whose token this is. All tokens are compared, so the duration does not reveal which fits."""
-    given = token.encode("utf-8", "surrogatepass")
-    found: ApiCaller | None = None
+def list_credentials(settings: HttpSettings, *, local: str) -> Iterator[TokenCredential]:
+    """Yield the tokens in force. The operator token speaks for the user who runs the gateway, who is called `local`."""
+    if settings.operator_token:
+        scope = CallerScope(token=OPERATOR_TOKEN_NAME, role=CallerRole.OPERATOR)
+        yield TokenCredential(settings.operator_token.reveal(), local, scope)
     for known in settings.tokens:
-        secret = known.token.reveal() if known.token else ""
-        if secret and hmac.compare_digest(given, secret.encode("utf-8", "surrogatepass")):
-            found = ApiCaller(account=f"token:{known.name}", sender=known.person or known.name, operator=known.operator)
+        if known.token:
+            scope = CallerScope(
+                token=known.name, role=CallerRole(known.role), agents=known.agents, read_only=known.read_only
+            )
+            yield TokenCredential(known.token.reveal(), known.person or known.name, scope)
+
+
+def find_credential(token: str, settings: HttpSettings, *, local: str) -> TokenCredential | None:
+    """Return the credential with this token. All are compared, so the duration does not reveal which fits."""
+    given = token.encode("utf-8", "surrogatepass")
+    found: TokenCredential | None = None
+    for known in list_credentials(settings, local=local):
+        if known.secret and hmac.compare_digest(given, known.secret.encode("utf-8", "surrogatepass")):
+            found = known
     return found
 
 
-# -- this machine ------------------------------------------------------------------------------------------------------
+def find_credential_by_name(name: str, settings: HttpSettings, *, local: str) -> TokenCredential | None:
+    """Return the credential of the token called `name`."""
+    return next((it for it in list_credentials(settings, local=local) if it.scope.token == name), None)
 
 
-def find_loopback_caller(head: RequestHead, name: str) -> ApiCaller | None:
-    """Return the operator called `name` if the request certainly comes from this machine, without a proxy."""
-    if is_loopback_host(head.peer) and is_loopback_host(get_host_name(head)) and not is_forwarded(head):
-        return ApiCaller(account=LOOPBACK_ACCOUNT, sender=name, operator=True)
-    return None
+# -- logins ------------------------------------------------------------------------------------------------------------
+
+
+def extract_login(head: RequestHead, *, is_https: bool) -> tuple[str, str, str]:
+    """Return the id of a login and both of its halves, from the key and the cookie that the key names; else empty.
+
+    The cookie's name contains the id, because browsers send the cookies of one host to all its ports, and each gateway
+    needs its own.
+    """
+    id, _, key = head.get(KEY_HEADER).partition(".")
+    if not id or not key or not id.isalnum():
+        return "", "", ""
+    wanted = make_cookie_name(id, is_https=is_https)
+    for part in head.get("cookie").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == wanted:
+            return id, value, key
+    return "", "", ""
+
+
+def make_cookie_name(login: str, *, is_https: bool) -> str:
+    return f"{HTTPS_COOKIE_PREFIX if is_https else COOKIE_PREFIX}{login}"
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
 
 
 def identify_by_connection(head: RequestHead, name: str) -> ApiCaller | None:
     """Return the operator called `name` if the request came through `api.sock` and no proxy forwarded it."""
     if head.is_operator_connection and not is_forwarded(head):
-        return ApiCaller(account=OPERATOR_SOCKET, sender=name, operator=True)
+        scope = CallerScope(token="", role=CallerRole.OPERATOR)
+        return ApiCaller(account=OPERATOR_SOCKET, sender=name, scope=scope)
     return None
-
-
-def get_host_name(head: RequestHead) -> str:
-    """Return the host name of the Host header, without its port."""
-    host = head.get("host").strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-@lru_cache(maxsize=256)
-def is_loopback_host(name: str) -> bool:
-    if name == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
 
 
 def is_forwarded(head: RequestHead) -> bool:
@@ -165,6 +232,52 @@ def is_forwarded(head: RequestHead) -> bool:
 @lru_cache(maxsize=256)
 def _is_forwarding_header(header: str) -> bool:
     return header in _FORWARDING_HEADERS or header.startswith(_FORWARDING_PREFIXES)
+
+
+def find_client_address(head: RequestHead, trusted: tuple[str, ...]) -> str:
+    """Return the address of the client: the peer, or what a trusted proxy says about it.
+
+    Each proxy adds the address of its own peer at the end, so the last address that is no trusted proxy is the client.
+    What stands before it was written by the client.
+    """
+    if not trusted or not is_trusted_proxy(head.peer, trusted) or "x-forwarded-for" in head.repeated_headers:
+        return head.peer
+    for address in reversed(head.get("x-forwarded-for").split(",")):
+        address = address.strip()
+        if not _is_address(address):
+            return head.peer
+        if not is_trusted_proxy(address, trusted):
+            return address
+    return head.peer
+
+
+def is_https_request(head: RequestHead, trusted: tuple[str, ...]) -> bool:
+    """Whether the client uses https, as a trusted proxy says. The gateway itself speaks http."""
+    return (
+        bool(trusted)
+        and is_trusted_proxy(head.peer, trusted)
+        and "x-forwarded-proto" not in head.repeated_headers
+        and head.get("x-forwarded-proto").rpartition(",")[2].strip().lower() == "https"
+    )
+
+
+@lru_cache(maxsize=1_024)
+def is_trusted_proxy(address: str, trusted: tuple[str, ...]) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found in ipaddress.ip_network(network, strict=False) for network in trusted)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 # -- other origins -----------------------------------------------------------------------------------------------------

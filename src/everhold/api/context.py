@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
-from everhold.api.auth import ApiCaller
+from everhold.api.auth import ApiCaller, RequestHead
 from everhold.api.idempotency import IdempotentTasks
 from everhold.api.log_tail import LogTail
+from everhold.api.logins import LoginRegistry
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
-from everhold.core.people import build_identity
+from everhold.core.people import PERSON_MEMBER, build_identity
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
@@ -52,6 +53,10 @@ class GatewayServices:
     """Sends a text to a chat without recording it in a session."""
 
 
+async def _confirm_nobody(head: RequestHead) -> ApiCaller | None:
+    return None
+
+
 @dataclasses.dataclass(kw_only=True)
 class ApiContext:
     """The objects of one server."""
@@ -59,7 +64,7 @@ class ApiContext:
     control: SessionAdmin
     memory: MemoryAdmin
     local_person: str
-    """The sender of requests from this machine that carry no token."""
+    """The user who runs this process: the sender of requests through `api.sock` and with the operator token."""
     agents: ConfiguredAgents
     tail: LogTail
     log: EventLogger
@@ -72,6 +77,9 @@ class ApiContext:
     idempotent_tasks: IdempotentTasks[FinalReply]
     budgets: BudgetLedger
     gateway: GatewayServices
+    logins: LoginRegistry
+    confirm_caller: Callable[[RequestHead], Awaitable[ApiCaller | None]] = _confirm_nobody
+    """Identifies the caller of a request again. Set by the application."""
     first_text_wait_seconds: float = 10.0
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
     _owners: OrderedDict[str, str] = dataclasses.field(default_factory=OrderedDict)
@@ -83,28 +91,38 @@ class ApiContext:
     def now(self) -> float:
         return self.control.gates.clock.now()
 
-    def build_incoming_message(self, *, agent: str, chat: str, text: str, sender: str, id: str) -> IncomingMessage:
-        """Return a message from `sender` in their chat of this name."""
+    def build_incoming_message(
+        self, caller: ApiCaller, *, agent: str, chat: str, text: str, sender: str, id: str
+    ) -> IncomingMessage:
+        """Return a message from `sender` in their chat of this name. If the caller speaks for another, it says so."""
         origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
-        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin)
+        via = caller.account if caller.operator and sender != caller.sender else ""
+        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin, via=via)
 
     async def find_session(self, caller: ApiCaller, name: str) -> Session:
         """Return a session that this caller may see. Raises NotFound for others."""
         if caller.operator:
-            return await self.control.find_session(name)
-        with contextlib.suppress(NotFound):
-            session = await self.store.get_session(name)
-            if await self.can_see(caller, session.id):
+            session = await self.control.find_session(name)
+            if caller.scope.can_use(session.agent):
                 return session
+        else:
+            with contextlib.suppress(NotFound):
+                session = await self.store.get_session(name)
+                if await self.can_see(caller, session.id):
+                    return session
         raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists the sessions")
 
     async def list_sessions(self, caller: ApiCaller, *, limit: int, after: str = "") -> list[Session]:
         """Return the newest sessions that this caller may see and that are older than `after`."""
-        if caller.operator:
+        if caller.operator and not caller.scope.agents:
             return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
-        authors = await self._list_authors(caller)
-        while page := await self.store.list_sessions_begun_by(authors=authors, limit=limit, after=after):
+        authors = () if caller.operator else await self._list_authors(caller)
+        while page := (
+            await self.store.list_sessions(limit=limit, after=after, newest_first=True)
+            if caller.operator
+            else await self.store.list_sessions_begun_by(authors=authors, limit=limit, after=after)
+        ):
             seen += [session for session in page if await self.can_see(caller, session.id)]
             after = page[-1].id
             if len(seen) >= limit:
@@ -112,15 +130,25 @@ class ApiContext:
         return seen[:limit]
 
     async def can_see(self, caller: ApiCaller, session: str) -> bool:
-        """Whether the caller may see the session. Operators see all; others see those that they own."""
+        """Whether the caller may see the session, within the agents of its token.
+
+        Operators see all sessions, a person those that they own, and a service those of its users.
+        """
+        if caller.scope.agents and not caller.scope.can_use((await self.store.get_session(session)).agent):
+            return False
         if caller.operator:
             return True
-        return await self._find_owner(session) in await self._list_authors(caller)
+        owner = await self._find_owner(session)
+        if caller.owned_senders and not caller.sender.startswith(caller.owned_senders):
+            return owner.startswith(f"{PERSON_MEMBER}{build_identity(http.NAME, caller.owned_senders)}")
+        return owner in await self._list_authors(caller)
 
     async def _list_authors(self, caller: ApiCaller) -> tuple[str, ...]:
-        """Return the authors under which the log knows the caller's person."""
+        """Return the authors under which the log knows the caller's person. A service's user is known under one."""
+        if caller.owned_senders:
+            return (f"{PERSON_MEMBER}{build_identity(http.NAME, caller.resolve_sender(''))}",)
         people = await self.store.get_people()
-        return people.list_same_authors(f"person:{build_identity(http.NAME, caller.sender)}")
+        return people.list_same_authors(f"{PERSON_MEMBER}{build_identity(http.NAME, caller.sender)}")
 
     async def _find_owner(self, session: str) -> str:
         """Return the owner of a session. It is cached because it never changes."""

@@ -80,7 +80,8 @@ class _FeedReader:
         full = len(page) == PAGE_SIZE
         if self._only:
             page = [entry for entry in page if entry.session == self._only]
-        if not self._call.caller.operator:  # operators see everything
+        caller = self._call.caller
+        if not caller.operator or caller.scope.agents:  # other operators see everything
             page = [entry for entry in page if await self._call.context.can_see(self._call.caller, entry.session)]
         return page, full
 
@@ -115,7 +116,7 @@ async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, o
         hello = _encode({"pos": reader.pos, "end": end})
         yield b"retry: %d\nid: %d\nevent: hello\ndata: %b\n\n" % (RETRY_MS, reader.pos, hello)
         quiet, due = 0.0, True
-        while not tail.closed:
+        while not tail.closed and await call.is_still_allowed():
             text = await _show_pieces(call, grown + watch.take_pieces())
             grown = []
             watch.grown = False

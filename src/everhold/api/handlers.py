@@ -52,7 +52,9 @@ def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> Inco
             raise ApiError(
                 400, "invalid_request", "`directory` and `repo` belong to a `location`", remedy="leave them out"
             )
-        return call.context.build_incoming_message(agent=agent, chat=given.chat, text=given.text, sender=sender, id=id)
+        return call.context.build_incoming_message(
+            call.caller, agent=agent, chat=given.chat, text=given.text, sender=sender, id=id
+        )
     if given.chat is not None:
         raise ApiError(
             400, "invalid_request", "a message has a `chat` or a `location`, not both", remedy="leave one out"
@@ -74,14 +76,24 @@ def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> Inco
         agent=agent,
         directory=given.directory,
         repo=given.repo,
+        via=call.caller.account if sender != call.caller.sender else "",
     )
 
 
 async def get_caller(call: ApiCall) -> Response:
     """Return who the caller is."""
-    caller = call.caller
-    name = caller.sender
-    return build_json_response({"name": name, "operator": caller.operator, "local": name == call.context.local_person})
+    caller, scope = call.caller, call.caller.scope
+    return build_json_response(
+        {
+            "name": caller.sender,
+            "role": scope.role,
+            "operator": caller.operator,
+            "local": caller.sender == call.context.local_person,
+            "agents": scope.agents,
+            "read_only": scope.read_only,
+            "login": caller.login,
+        }
+    )
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -142,8 +154,10 @@ async def get_context(call: ApiCall) -> Response:
     at = call.get_number("at", least=1)
     name, mark, compression = call.path["id"].partition(SNAPSHOT_MARK)
     session = await call.context.find_session(call.caller, name)
-    shown = await call.context.control.load_context(session.id + mark + compression, at=at)
-    return build_json_response(msgspec.to_builtins(shown))
+    shown = msgspec.to_builtins(await call.context.control.load_context(session.id + mark + compression, at=at))
+    if not call.caller.operator:  # how the agent is set up is no part of a person's conversation
+        shown["request"] |= {"system": "", "tools": []}
+    return build_json_response(shown)
 
 
 async def list_compressions(call: ApiCall) -> Response:

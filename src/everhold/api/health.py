@@ -9,6 +9,7 @@ from typing import Final, Literal
 from starlette.responses import Response
 
 from everhold import __version__
+from everhold.api.auth import ANONYMOUS
 from everhold.api.errors import ApiError, build_json_response
 from everhold.api.middleware import GuardMiddleware
 from everhold.api.request import ApiCall
@@ -21,15 +22,22 @@ PROMETHEUS_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 async def get_health(call: ApiCall) -> Response:
     """Report that the process runs."""
-    return build_json_response({"status": "ok", "version": __version__, "role": call.context.gateway.role()})
+    return _build_health_response(call, "ok")
 
 
 async def get_readiness(call: ApiCall) -> Response:
     """Report whether messages can be accepted, else 503."""
     trouble = call.context.get_trouble()
     if trouble:
-        raise ApiError(503, "not_ready", call.context.redact_text(trouble), headers={"retry-after": "5"})
-    return build_json_response({"status": "ready", "version": __version__, "role": call.context.gateway.role()})
+        shown = "not ready" if call.caller is ANONYMOUS else call.context.redact_text(trouble)
+        raise ApiError(503, "not_ready", shown, headers={"retry-after": "5"})
+    return _build_health_response(call, "ready")
+
+
+def _build_health_response(call: ApiCall, status: str) -> Response:
+    if call.caller is ANONYMOUS:
+        return build_json_response({"status": status})
+    return build_json_response({"status": status, "version": __version__, "role": call.context.gateway.role()})
 
 
 class MetricsEndpoint:

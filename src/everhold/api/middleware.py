@@ -1,6 +1,6 @@
 """The guard middleware: checks limits first, then identifies the caller. A refused request reads and writes no data.
 
-It covers every route, including those that do not exist. No route is open.
+It covers every route, including those that do not exist. Without a credential only the routes for anybody are open.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everhold.api.auth import (
-    LOOPBACK_ACCOUNT,
-    OPERATOR_SOCKET,
+    ANONYMOUS,
+    KEY_HEADER,
     ApiCaller,
     RequestHead,
+    extract_login,
     extract_token,
-    find_caller_by_token,
-    find_loopback_caller,
+    find_client_address,
+    find_credential,
     identify_by_connection,
     is_browser_request,
+    is_https_request,
     is_same_origin,
     parse_request_head,
 )
-from everhold.api.errors import ApiError, format_retry_after
+from everhold.api.errors import ApiError, convert_error, format_retry_after
+from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
 from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION
 from everhold.config.settings import HttpSettings, Settings
+from everhold.errors import StoreError
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.log import EventLogger
 
@@ -48,9 +52,12 @@ DRAIN_SECONDS: Final = 2.0
 MAX_DRAINING: Final = 64
 """Limits for reading the body of a refused request, so that a client that still sends it receives the response."""
 
-LOOPBACK_RATE: Final = RateLimit(burst=5_000, per_second=2_000)
+OPERATOR_RATE: Final = RateLimit(burst=5_000, per_second=2_000)
 TOKEN_RATE: Final = RateLimit(burst=500, per_second=100)
 ANONYMOUS_RATE: Final = RateLimit(burst=60, per_second=2)
+"""The rate of refused requests and of attempts to log in."""
+PUBLIC_RATE: Final = RateLimit(burst=600, per_second=50)
+"""The rate of reading what anybody may read: the files of the console, and the health."""
 GUESS_RATE: Final = RateLimit(burst=10, per_second=1 / 6)
 """The rate of wrong tokens. Above it, no further token is checked."""
 MAX_PROVEN_TOKENS: Final = 1_000
@@ -58,8 +65,9 @@ MAX_PROVEN_TOKENS: Final = 1_000
 RESPONSE_HEADERS: Final = (
     (
         b"content-security-policy",
-        b"default-src 'self'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-        b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+        b"font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        b"require-trusted-types-for 'script'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -81,21 +89,27 @@ class GuardMiddleware:
         monotonic: Callable[[], float],
         log: EventLogger,
         local: str,
+        logins: LoginRegistry,
+        is_public: Callable[[str, str], bool],
         body_seconds: float = BODY_SECONDS,
     ) -> None:
+        """`is_public` says whether anybody may call this method and path."""
         self.inner_app = inner_app
+        self.logins = logins
+        self.is_public = is_public
         self.settings = settings
         self.log = log
         self.local = local
-        """The sender of requests from this machine that carry no token."""
+        """The user who runs this process: the sender of requests through `api.sock` and with the operator token."""
         self.body_seconds = body_seconds
         self.response_counts: Counter[int] = Counter()
         """The number of responses by status."""
         self.arriving = 0
         self.draining = 0
-        self._loopback_buckets = RateLimitBuckets(LOOPBACK_RATE, monotonic=monotonic)
+        self._operator_buckets = RateLimitBuckets(OPERATOR_RATE, monotonic=monotonic)
         self.token_buckets = RateLimitBuckets(TOKEN_RATE, monotonic=monotonic)
         self._anonymous_buckets = RateLimitBuckets(ANONYMOUS_RATE, monotonic=monotonic)
+        self._public_buckets = RateLimitBuckets(PUBLIC_RATE, monotonic=monotonic)
         self._guess_buckets = RateLimitBuckets(GUESS_RATE, monotonic=monotonic)
         self._proven_tokens: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
@@ -137,36 +151,59 @@ class GuardMiddleware:
     async def _admit_request(self, head: RequestHead, receive: Receive) -> tuple[ApiCaller, bytes]:
         _check_head_limits(head)
         settings = await self.settings()
-        caller = self._identify_caller(head, settings.http)
-        buckets = (
-            self._loopback_buckets if caller.account in (LOOPBACK_ACCOUNT, OPERATOR_SOCKET) else self.token_buckets
-        )
-        if wait := buckets.take(get_peer_network(head.peer), caller.account):
+        caller = await self._identify_caller(head, settings.http)
+        where = get_peer_network(find_client_address(head, settings.http.trusted_proxies))
+        buckets = self._operator_buckets if caller.operator else self.token_buckets
+        if caller is not ANONYMOUS and (wait := buckets.take(where, caller.account)):
             raise _build_rate_limit_error(wait)
         if head.method in ("GET", "HEAD"):
             return caller, b""
         return caller, await self._read_body(head, receive)
 
-    def _identify_caller(self, head: RequestHead, settings: HttpSettings) -> ApiCaller:
+    async def _identify_caller(self, head: RequestHead, settings: HttpSettings) -> ApiCaller:
         if not is_same_origin(head):
             raise ApiError(
                 403, "cross_origin", "a web page of another origin may not call the API", remedy="open the console"
             )
-        here = identify_by_connection(head, self.local) or find_loopback_caller(head, self.local)
-        token, where = extract_token(head), get_peer_network(head.peer)
+        here = identify_by_connection(head, self.local)
+        where = get_peer_network(find_client_address(head, settings.trusted_proxies))
+        token = extract_token(head)
         if token and (caller := self._check_token(token, where, settings, guess=here is None)):
             return caller
         if here is not None:
             return here
-        if wait := self._anonymous_buckets.take(where):
+        if not token and (caller := await self._find_login(head, settings)):
+            return caller
+        is_public = self.is_public(head.method, head.path)
+        buckets = self._public_buckets if is_public and head.method == "GET" else self._anonymous_buckets
+        if wait := buckets.take(where):
             raise _build_rate_limit_error(wait)
+        if is_public:
+            return ANONYMOUS
         raise _build_unauthorized_error(head)
+
+    async def _find_login(self, head: RequestHead, settings: HttpSettings) -> ApiCaller | None:
+        id, cookie, key = extract_login(head, is_https=is_https_request(head, settings.trusted_proxies))
+        try:
+            return await self.logins.find_caller(id, cookie=cookie, key=key) if id else None
+        except StoreError as error:
+            raise convert_error(error) from error
+
+    async def confirm_caller(self, head: RequestHead) -> ApiCaller | None:
+        """Return the caller of a request that is still being answered; None if its credential is not valid any more."""
+        settings = (await self.settings()).http
+        if token := extract_token(head):
+            credential = find_credential(token, settings, local=self.local)
+            if credential is not None:
+                return credential.to_caller()
+        return identify_by_connection(head, self.local) or await self._find_login(head, settings)
 
     def _check_token(self, token: str, where: str, settings: HttpSettings, *, guess: bool) -> ApiCaller | None:
         mark = (where, hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest())
         if guess and mark not in self._proven_tokens and (wait := self._guess_buckets.get_wait_seconds(where)):
             raise _build_rate_limit_error(wait)
-        caller = find_caller_by_token(token, settings)
+        credential = find_credential(token, settings, local=self.local)
+        caller = credential.to_caller() if credential is not None else None
         if caller is not None:
             self._proven_tokens[mark] = None
             self._proven_tokens.move_to_end(mark)
@@ -250,7 +287,7 @@ async def _drain_body(receive: Receive) -> None:
 
 def _check_head_limits(head: RequestHead) -> None:
     """Refuse repeated headers and a body that is too large, before the caller is identified."""
-    if {"host", "authorization", "content-length", "origin"} & head.repeated_headers:
+    if {"host", "authorization", "content-length", "origin", "cookie", KEY_HEADER} & head.repeated_headers:
         raise ApiError(400, "malformed", "a header that may occur once occurs twice")
     length = head.get("content-length")
     # Python refuses to convert a very long number
@@ -277,12 +314,10 @@ def _build_rate_limit_error(wait: float) -> ApiError:
 
 
 def _build_unauthorized_error(head: RequestHead) -> ApiError:
-    browsing = "text/html" in head.get("accept")
-    scheme = 'Basic realm="everhold", charset="UTF-8"' if browsing else 'Bearer realm="everhold"'
     return ApiError(
         401,
         "unauthorized",
-        "the request needs a token",
-        remedy="send `Authorization: Bearer …` with a token from `http.tokens`; on this machine use http://127.0.0.1",
-        headers={"www-authenticate": scheme},
+        "the login is not valid, or has ended" if head.get(KEY_HEADER) else "the request needs a credential",
+        remedy="programs send `Authorization: Bearer …` with a token; for the console, `everhold open` makes a link",
+        headers={"www-authenticate": 'Bearer realm="everhold"'},
     )

@@ -54,9 +54,7 @@ class ChatCompletionRequest(Struct):
 
 async def list_models(call: ApiCall) -> Response:
     """Return the agents as models."""
-    return build_json_response(
-        {"object": "list", "data": [_build_model(name) for name in sorted(call.context.agents.settings.agents)]}
-    )
+    return build_json_response({"object": "list", "data": [_build_model(name) for name in call.list_agents()]})
 
 
 async def get_model(call: ApiCall) -> Response:

@@ -11,6 +11,7 @@ from everhold import __version__
 from everhold.api import schemas
 from everhold.api.request import JsonObject
 from everhold.api.routes import ApiRoute, ResponseBody
+from everhold.core.callers import CallerRole, can_call
 
 REF_TEMPLATE: Final = "#/components/schemas/{name}"
 COMMON_REFUSALS: Final = (401, 403, 408, 413, 415, 429, 503)
@@ -18,7 +19,7 @@ COMMON_REFUSALS: Final = (401, 403, 408, 413, 415, 429, 503)
 
 REFUSAL_TEXTS: Final = {
     400: "The request is invalid.",
-    401: "The token is missing or wrong.",
+    401: "The credential is missing or wrong.",
     403: "The caller may not do this.",
     404: "The requested object does not exist.",
     408: "The request did not arrive in time.",
@@ -35,10 +36,12 @@ REFUSAL_TEXTS: Final = {
 
 INTRODUCTION: Final = (
     "The gateway serves this API over TCP and on `api.sock` in the home. On `api.sock` every caller is an operator: "
-    "only the home's own user and root can connect to it. Over TCP from this machine no token is needed. From other "
-    "machines every route needs a token from `http.tokens`, as `Authorization: Bearer …`. A token identifies the "
-    "sender. A token with `operator: true` may send for other people and see all sessions; other tokens see their own "
-    "sessions."
+    "only the home's own user and root can connect to it. Over TCP every route needs a credential, also from this "
+    "machine; the routes for anybody are the exception. Programs send a token as `Authorization: Bearer …`. The "
+    "console logs in and sends a cookie and the header `X-Everhold-Key`. A token has a role. An `operator` may do "
+    "everything and speak for others. A `member` sees the sessions, the memory and the schedules of one person. "
+    "A `service` names its users in `person` or `X-Everhold-Person`, and sees their sessions. A token "
+    "for `metrics` reads `/metrics`."
 )
 
 
@@ -58,17 +61,22 @@ def build_document(table: Iterable[ApiRoute]) -> JsonObject:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "login": {"type": "apiKey", "in": "header", "name": "X-Everhold-Key"},
+            },
         },
-        "security": [{"token": []}, {}],
+        "security": [{"token": []}, {"login": []}],
     }
 
 
 def _build_operation(route: ApiRoute) -> JsonObject:
-    about = " ".join(filter(None, (route.about, "Operators only." if route.operator else "")))
+    about = " ".join(filter(None, (route.about, _describe_access(route))))
     found: JsonObject = {"summary": route.summary, "operationId": _build_operation_id(route)}
     if about:
         found["description"] = about
+    if route.least is CallerRole.ANYBODY:
+        found["security"] = []
     if route.parameters:
         found["parameters"] = [
             {
@@ -90,6 +98,19 @@ def _build_operation(route: ApiRoute) -> JsonObject:
     answers |= {str(status): _build_refusal(status) for status in sorted({*route.refusal_statuses, *COMMON_REFUSALS})}
     found["responses"] = answers
     return found
+
+
+def _describe_access(route: ApiRoute) -> str:
+    roles = list_roles(route)
+    parts = ["Anybody may call it." if CallerRole.ANYBODY in roles else f"Roles: {', '.join(roles)}."]
+    if route.fresh:
+        parts.append("A login must be younger than fifteen minutes.")
+    return " ".join(parts)
+
+
+def list_roles(route: ApiRoute) -> list[CallerRole]:
+    """Return the roles that may call a route."""
+    return [role for role in reversed(CallerRole) if can_call(role, route.least)]
 
 
 def _build_response(body: ResponseBody) -> JsonObject:

@@ -12,8 +12,8 @@ from everhold.api.errors import build_json_response
 from everhold.api.request import ApiCall
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
-from everhold.core.people import IdentityProof, PeopleDirectory, PersonRecord
-from everhold.errors import InvalidRequest
+from everhold.core.people import IdentityProof, PeopleDirectory, PersonRecord, build_identity
+from everhold.errors import InvalidRequest, NotFound
 from everhold.ingress.people import require_identity
 from everhold.ingress.roles import EVERYWHERE, describe_ownership
 
@@ -148,14 +148,30 @@ async def revoke_pairing(call: ApiCall) -> Response:
 
 
 async def list_schedules(call: ApiCall) -> Response:
-    """Return all schedules with the time they fire next."""
-    return build_json_response({"schedules": await call.context.gateway.schedules.describe_schedules()})
+    """Return the schedules that the caller may see, with the time they fire next."""
+    shown = await call.context.gateway.schedules.describe_schedules()
+    allowed = await _list_own_schedules(call)
+    return build_json_response({"schedules": [it for it in shown if it["id"] in allowed]})
 
 
 async def delete_schedule(call: ApiCall) -> Response:
     """Delete a schedule."""
-    await call.context.gateway.schedules.remove(call.path["id"])
-    return build_json_response({"deleted": call.path["id"]})
+    id = call.path["id"]
+    if id not in await _list_own_schedules(call):
+        raise NotFound(f"there is no schedule {id!r}", remedy="GET /api/schedules lists the schedules")
+    await call.context.gateway.schedules.remove(id)
+    return build_json_response({"deleted": id})
+
+
+async def _list_own_schedules(call: ApiCall) -> set[str]:
+    """Return the ids of all schedules for an operator, else of those that the caller's person has made."""
+    people, caller = await call.context.store.get_people(), call.caller
+    own = set(people.list_same_person(call.identity))
+    return {
+        it.id
+        for it in await call.context.gateway.schedules.list_schedules()
+        if caller.scope.can_use(it.agent) and (caller.operator or build_identity(it.place.platform, it.sender) in own)
+    }
 
 
 def _get_settings(call: ApiCall) -> Settings:

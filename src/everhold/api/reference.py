@@ -14,6 +14,7 @@ from everhold.api.health import MetricsEndpoint
 from everhold.api.openapi import build_document
 from everhold.api.request import ApiCall, JsonObject
 from everhold.api.routes import ApiRoute, build_routes
+from everhold.core.callers import CallerRole, can_call
 
 PAGE_HEAD: Final = """\
 # HTTP
@@ -23,10 +24,15 @@ PAGE_HEAD: Final = """\
 """
 ERRORS_SECTION: Final = """\
 Every error is `{"error": {"type", "message", "remedy"}}`. Besides the statuses that a route lists, any request may be
-refused with 401 (the token is missing or wrong), 403 (not allowed, or sent by a web page of another origin), 408 (too
-slow), 413 (more than 1 MB, on `api.sock` more than 16 MB), 429 (too many requests; `Retry-After` says how long to wait)
-and 503 (busy).
+refused with 401 (the credential is missing or wrong), 403 (not allowed, or sent by a web page of another origin), 408
+(too slow), 413 (more than 1 MB, on `api.sock` more than 16 MB), 429 (too many requests; `Retry-After` says how long to
+wait) and 503 (busy).
 """
+ACCESS_TEXT: Final = (
+    "A token with `read_only: true` may call the routes of its role that are GET. A token with `agents` sees these "
+    "agents and their sessions only; as an operator it may call no route that concerns the whole gateway. A session, "
+    "schedule or login of somebody else is answered with 404."
+)
 _COMMON_STATUSES: Final = frozenset({"401", "403", "408", "413", "415", "429", "503"})
 
 
@@ -40,6 +46,7 @@ def render_reference() -> str:
         ERRORS_SECTION,
         "\n",
         *_render_index(described),
+        *_render_access_table(build_route_table()),
     ]
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
@@ -61,6 +68,18 @@ def _render_index(described: JsonObject) -> Iterator[str]:
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             yield f"| `{method.upper()} {path}` | {operation['summary']} |\n"
+    yield "\n"
+
+
+def _render_access_table(table: tuple[ApiRoute, ...]) -> Iterator[str]:
+    """Render which role may call which route."""
+    roles = [role for role in reversed(CallerRole) if role is not CallerRole.ANYBODY]
+    yield "## Who may call what\n\n"
+    yield _wrap_text(ACCESS_TEXT) + "\n\n"
+    yield f"| route | {' | '.join(roles)} | no credential |\n|---|{'---|' * (len(roles) + 1)}\n"
+    for route in table:
+        cells = ["yes" if can_call(role, route.least) else "" for role in (*roles, CallerRole.ANYBODY)]
+        yield f"| `{route.call}` | {' | '.join(cells)} |\n"
     yield "\n"
 
 

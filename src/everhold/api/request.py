@@ -4,23 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from everhold.api.auth import ApiCaller
+from everhold.api.auth import ApiCaller, RequestHead
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError
 from everhold.api.scope_keys import BODY, CALLER, HEAD
+from everhold.core.callers import CallerRole, can_call, is_login_fresh
 from everhold.core.people import build_identity
 from everhold.errors import NotFound
 
 T = TypeVar("T")
 
 MAX_INTEGER: int = 2**53
+PERSON_HEADER: Final = "x-everhold-person"
+CONFIRM_SECONDS: Final = 1.0
+"""How long an open stream may go on after its credential has ended."""
+
+
+class RouteAccess(Protocol):
+    """What a route demands of its callers."""
+
+    @property
+    def least(self) -> CallerRole: ...
+    @property
+    def fresh(self) -> bool: ...
+    @property
+    def is_agent_scoped(self) -> bool: ...
+    @property
+    def changes(self) -> bool: ...
 
 
 class ApiCall:
@@ -28,7 +45,8 @@ class ApiCall:
 
     def __init__(self, context: ApiContext, scope: Scope, receive: Receive) -> None:
         self.context = context
-        self.caller: ApiCaller = scope[CALLER]
+        self.head: RequestHead = scope[HEAD]
+        self.caller = _name_service_user(scope[CALLER], self.head)
         self.raw_body: bytes = scope[BODY]
         self.receive = receive
         self._scope = scope
@@ -37,6 +55,7 @@ class ApiCall:
         self.is_operator_connection: bool = scope[HEAD].is_operator_connection
         """The request came through `api.sock`, or from inside this process."""
         self.path: dict[str, str] = scope.get("path_params", {})
+        self._confirmed_at = context.control.gates.clock.monotonic()
 
     @cached_property
     def query(self) -> QueryParams:
@@ -71,21 +90,68 @@ class ApiCall:
         return int(text)
 
     def resolve_agent(self, name: str) -> str:
-        """Return the agent called `name`, or the default agent. Raises NotFound."""
-        settings = self.context.agents.settings
-        if name and name not in settings.agents:
-            known = ", ".join(sorted(settings.agents))
-            raise NotFound(f"there is no agent {name!r}", remedy=f"use one of: {known}")
-        return name or settings.default_agent
+        """Return the agent called `name`, or the default agent. Raises NotFound, also if the caller may not use it."""
+        settings, scope = self.context.agents.settings, self.caller.scope
+        agent = name or settings.default_agent
+        if not name and not scope.can_use(agent):
+            agent = next(iter(scope.agents), agent)
+        if agent not in settings.agents or not scope.can_use(agent):
+            known = ", ".join(self.list_agents())
+            raise NotFound(f"there is no agent {agent!r}", remedy=f"use one of: {known}")
+        return agent
+
+    def list_agents(self) -> list[str]:
+        """Return the names of the agents that the caller may use."""
+        return [name for name in sorted(self.context.agents.settings.agents) if self.caller.scope.can_use(name)]
 
     @property
     def identity(self) -> str:
         """The caller's identity. The identity of commands on this machine is that of a terminal."""
-        return build_identity("terminal" if self.is_operator_connection else "http", self.caller.sender)
+        sender = self.caller.resolve_sender("")
+        return build_identity("terminal" if self.is_operator_connection else "http", sender)
+
+    def check_access(self, route: RouteAccess) -> None:
+        """Refuse the route unless the caller's role, scope and login permit it. Raises ApiError."""
+        caller, scope = self.caller, self.caller.scope
+        if not can_call(scope.role, route.least):
+            if route.least is CallerRole.OPERATOR:
+                raise _build_operator_error()
+            raise ApiError(
+                403,
+                "denied",
+                f"a token with role {scope.role} may not do this",
+                remedy=f"use a token with role: {route.least}",
+            )
+        if route.least is CallerRole.OPERATOR and scope.agents and not route.is_agent_scoped:
+            raise ApiError(
+                403, "denied", "this token is for some agents only", remedy="use an operator token without `agents`"
+            )
+        if scope.read_only and route.changes and route.least is not CallerRole.ANYBODY:
+            raise ApiError(403, "read_only", "this token may only read", remedy="use a token without read_only")
+        if route.fresh and caller.login:
+            if not is_login_fresh(created_at=caller.login_at, now=self.context.now()):
+                raise ApiError(
+                    403,
+                    "login_too_old",
+                    "this needs a login from the last fifteen minutes",
+                    remedy="log in again: `everhold open` makes a link",
+                )
+
+    async def is_still_allowed(self) -> bool:
+        """Return whether the credential of this request has the rights it had, checked about once a second."""
+        now = self.context.control.gates.clock.monotonic()
+        if now - self._confirmed_at < CONFIRM_SECONDS:
+            return True
+        self._confirmed_at = now
+        try:
+            caller = await self.context.confirm_caller(self.head)
+        except ApiError:  # the store cannot be read now
+            return False
+        return caller is not None and _name_service_user(caller, self.head) == self.caller
 
     def require_operator(self) -> None:
         if not self.caller.operator:
-            raise ApiError(403, "denied", "only an operator may do this", remedy="use a token with operator: true")
+            raise _build_operator_error()
 
     def require_operator_connection(self, what: str) -> None:
         """Refuse the parameter `what` to other callers than commands on this machine, because it names a local file."""
@@ -98,6 +164,17 @@ class ApiCall:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 return
+
+
+def _name_service_user(caller: ApiCaller, head: RequestHead) -> ApiCaller:
+    """Return a service's caller as the user that the header names."""
+    if caller.owned_senders and (name := head.get(PERSON_HEADER)):
+        return msgspec.structs.replace(caller, sender=caller.resolve_sender(name))
+    return caller
+
+
+def _build_operator_error() -> ApiError:
+    return ApiError(403, "denied", "only an operator may do this", remedy="use a token with role: operator")
 
 
 RouteHandler: TypeAlias = Callable[[ApiCall], Awaitable[Response]]

@@ -14,6 +14,7 @@ from everhold.api import (
     events,
     handlers as api_handlers,
     health as api_health,
+    login_handlers,
     memory,
     openai_chat,
     openai_responses,
@@ -21,6 +22,7 @@ from everhold.api import (
     schemas,
 )
 from everhold.api.request import JsonObject, RouteHandler
+from everhold.core.callers import CallerRole
 
 
 class RouteParameter(Struct, frozen=True):
@@ -57,8 +59,14 @@ class ApiRoute(Struct, frozen=True):
     parameters: tuple[RouteParameter, ...] = ()
     request_type: type | None = None
     refusal_statuses: tuple[int, ...] = ()
-    operator: bool = False
-    """Only operators may call it."""
+    least: CallerRole = CallerRole.MEMBER
+    """The least role that may call it; see `core/callers.py` `can_call()`."""
+    fresh: bool = False
+    """A login must be younger than fifteen minutes."""
+    is_agent_scoped: bool = False
+    """A route for operators that respects the agents of a token. A token with `agents` may call no other of them."""
+    is_write: bool | None = None
+    """Whether it changes something; None: every method but GET does."""
 
     @property
     def method(self) -> str:
@@ -67,6 +75,11 @@ class ApiRoute(Struct, frozen=True):
     @property
     def path(self) -> str:
         return self.call.partition(" ")[2]
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something, so that a read-only token may not call it."""
+        return self.method != "GET" if self.is_write is None else self.is_write
 
 
 _NUMBER_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 0, "maximum": 2**53}
@@ -79,7 +92,9 @@ _SESSION_HEADER: Final = RouteParameter(
     "The name of the conversation, which you choose. Without it nothing is stored or recalled.",
     "header",
 )
-_PERSON_HEADER: Final = RouteParameter("X-Everhold-Person", "The sender. Operators only.", "header")
+_PERSON_HEADER: Final = RouteParameter(
+    "X-Everhold-Person", "The sender. An operator may name any person, a service names its user.", "header"
+)
 _MEMORY_NAME_PARAMETER: Final = RouteParameter("name", "A memory, as `memories` in the configuration names it.", "path")
 _PERSON_PARAMETER: Final = RouteParameter("person", "A name, or an identity such as `telegram:1001`.", required=True)
 _IDEMPOTENCY_KEY_HEADER: Final = RouteParameter(
@@ -112,6 +127,7 @@ _ROUTES: Final = (
             200: ResponseBody("The message was accepted before as this entry.", schemas.AcceptedResponse),
         },
         refusal_statuses=(400, 403, 404, 409, 507),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /api/events",
@@ -132,6 +148,7 @@ _ROUTES: Final = (
             200: ResponseBody("Events, until you disconnect.", media="text/event-stream", schema={"type": "string"})
         },
         refusal_statuses=(400, 404, 503),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /api/chat-locations",
@@ -146,7 +163,7 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("The location.", schemas.ChatLocationResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     # -- sessions ------------------------------------------------------------------------------------------------------
     ApiRoute(
@@ -154,6 +171,52 @@ _ROUTES: Final = (
         api_handlers.get_caller,
         "Show the caller",
         response_bodies={200: ResponseBody("The caller.", schemas.CallerView)},
+        least=CallerRole.SERVICE,
+    ),
+    ApiRoute(
+        "POST /api/login",
+        login_handlers.log_in,
+        "Log in",
+        about="The answer sets a cookie and contains a key. A request of the console needs both: the cookie, and "
+        "the key in the header `X-Everhold-Key`. A login ends thirty days after its last use, when it is ended, or "
+        "when its token changes. A code works once and for ten minutes.",
+        request_type=schemas.LoginRequest,
+        response_bodies={200: ResponseBody("The login.", schemas.LoginResponse)},
+        refusal_statuses=(400,),
+        least=CallerRole.ANYBODY,
+    ),
+    ApiRoute(
+        "POST /api/logout",
+        login_handlers.log_out,
+        "Log out",
+        response_bodies={200: ResponseBody("The login that has ended.", schemas.LogoutResponse)},
+        refusal_statuses=(400,),
+        is_write=False,
+    ),
+    ApiRoute(
+        "POST /api/login-codes",
+        login_handlers.create_login_code,
+        "Make a login link",
+        about="The login has the rights of a token. You can name a token only if you have all of its rights.",
+        request_type=schemas.LoginCodeRequest,
+        response_bodies={200: ResponseBody("The code and the address.", schemas.LoginCodeResponse)},
+        refusal_statuses=(400, 404, 409),
+        fresh=True,
+    ),
+    ApiRoute(
+        "GET /api/logins",
+        login_handlers.list_logins,
+        "List logins",
+        about="Operators see all logins, others those of their own token.",
+        response_bodies={200: ResponseBody("The logins, newest first.", schemas.LoginListResponse)},
+    ),
+    ApiRoute(
+        "POST /api/logins/{id}/end",
+        login_handlers.end_login,
+        "End a login",
+        parameters=(RouteParameter("id", "The login's id.", "path"),),
+        response_bodies={200: ResponseBody("The login that has ended.", schemas.LogoutResponse)},
+        refusal_statuses=(404,),
     ),
     ApiRoute(
         "GET /api/sessions",
@@ -170,6 +233,7 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("The sessions you may see.", schemas.SessionListResponse)},
         refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /api/sessions/{id}",
@@ -178,6 +242,7 @@ _ROUTES: Final = (
         parameters=(_SESSION_ID_PARAMETER,),
         response_bodies={200: ResponseBody("The session.", schemas.SessionView)},
         refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /api/sessions/{id}/entries",
@@ -190,6 +255,7 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("The entries, oldest first.", schemas.EntryListResponse)},
         refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /api/sessions/{id}/context",
@@ -224,7 +290,7 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("The entries.", schemas.SearchResponse)},
         refusal_statuses=(400,),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/sessions/{id}/undo",
@@ -235,6 +301,7 @@ _ROUTES: Final = (
         request_type=schemas.UndoRequest,
         response_bodies={200: ResponseBody("What was done.", schemas.ActionResponse)},
         refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "POST /api/sessions/{id}/stop",
@@ -243,6 +310,7 @@ _ROUTES: Final = (
         parameters=(_SESSION_ID_PARAMETER,),
         response_bodies={200: ResponseBody("What was done.", schemas.ActionResponse)},
         refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "POST /api/sessions/{id}/erase",
@@ -253,7 +321,9 @@ _ROUTES: Final = (
         request_type=schemas.EraseRequest,
         response_bodies={200: ResponseBody("The entries that were erased.", schemas.EraseResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
+        fresh=True,
+        is_agent_scoped=True,
     ),
     ApiRoute(
         "POST /api/notes",
@@ -264,6 +334,7 @@ _ROUTES: Final = (
             202: ResponseBody("The note is committed and will reach every memory.", schemas.AcceptedResponse)
         },
         refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "POST /api/sessions/{id}/compress",
@@ -312,6 +383,7 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("The facts and hits.", schemas.MemorySearchResponse)},
         refusal_statuses=(400, 403, 404),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /api/sessions/{id}/why",
@@ -331,7 +403,7 @@ _ROUTES: Final = (
         "Show the state of each agent's memories",
         about="Backlog, dead letters and last error of each memory.",
         response_bodies={200: ResponseBody("One row per agent and memory.", schemas.MemoryStatusResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/memory/providers/{name}/resend",
@@ -342,7 +414,7 @@ _ROUTES: Final = (
         request_type=schemas.MemoryResendRequest,
         response_bodies={200: ResponseBody("How much is sent again.", schemas.MemoryResendResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/memory/providers/{name}/rekey",
@@ -354,7 +426,7 @@ _ROUTES: Final = (
         request_type=schemas.MemoryRekeyRequest,
         response_bodies={200: ResponseBody("How much is moved.", schemas.MemoryRekeyResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/memory/providers/{name}/backfill",
@@ -365,7 +437,7 @@ _ROUTES: Final = (
         request_type=schemas.MemoryBackfillRequest,
         response_bodies={200: ResponseBody("How much is sent.", schemas.MemoryBackfillResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/memory/forget",
@@ -377,7 +449,8 @@ _ROUTES: Final = (
         request_type=schemas.ForgetRequest,
         response_bodies={200: ResponseBody("What is or would be erased.", schemas.ForgetResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
+        fresh=True,
     ),
     ApiRoute(
         "GET /api/memory/erasures",
@@ -386,7 +459,7 @@ _ROUTES: Final = (
         about="Every person that was forgotten, by identity, with the state of each place: planned, asked, confirmed, "
         "unconfirmed, cannot.",
         response_bodies={200: ResponseBody("The newest first.", schemas.ErasureListResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/memory/export",
@@ -399,7 +472,8 @@ _ROUTES: Final = (
             200: ResponseBody("One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
         },
         refusal_statuses=(400,),
-        operator=True,
+        least=CallerRole.OPERATOR,
+        fresh=True,
     ),
     ApiRoute(
         "GET /api/memory/files",
@@ -410,7 +484,8 @@ _ROUTES: Final = (
             200: ResponseBody("The memory files, in the format of an import.", schemas.MemoryFileListResponse)
         },
         refusal_statuses=(400,),
-        operator=True,
+        least=CallerRole.OPERATOR,
+        fresh=True,
     ),
     ApiRoute(
         "POST /api/memory/import",
@@ -420,7 +495,7 @@ _ROUTES: Final = (
         request_type=schemas.MemoryImportRequest,
         response_bodies={200: ResponseBody("What the files contain.", schemas.MemoryImportResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     # -- operation -----------------------------------------------------------------------------------------------------
     ApiRoute(
@@ -433,7 +508,7 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("Dead letters, oldest first.", schemas.DeadLetterListResponse)},
         refusal_statuses=(400,),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/dead-letters/replay",
@@ -442,14 +517,14 @@ _ROUTES: Final = (
         request_type=schemas.DeadLetterReplayRequest,
         response_bodies={200: ResponseBody("How many are sent again.", schemas.ReplayResponse)},
         refusal_statuses=(400,),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/status",
         admin.show_status,
         "Show the state of the gateway",
         response_bodies={200: ResponseBody("The status.", schemas.StatusResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/agents",
@@ -458,7 +533,7 @@ _ROUTES: Final = (
         response_bodies={
             200: ResponseBody("The agents in force, and which is the default.", schemas.AgentListResponse)
         },
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/audit",
@@ -468,14 +543,14 @@ _ROUTES: Final = (
         parameters=(RouteParameter("session", "Only this session."),),
         response_bodies={200: ResponseBody("The report.", schemas.AuditResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/backups",
         admin.list_backups,
         "List backups",
         response_bodies={200: ResponseBody("The backups in `backups/`, oldest first.", schemas.BackupListResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/backups",
@@ -484,7 +559,8 @@ _ROUTES: Final = (
         request_type=schemas.BackupRequest,
         response_bodies={200: ResponseBody("What the copy contains.", schemas.BackupResponse)},
         refusal_statuses=(400, 403, 507),
-        operator=True,
+        least=CallerRole.OPERATOR,
+        fresh=True,
     ),
     # -- people --------------------------------------------------------------------------------------------------------
     ApiRoute(
@@ -492,7 +568,7 @@ _ROUTES: Final = (
         people.list_people,
         "List people",
         response_bodies={200: ResponseBody("People and their identities.", schemas.PersonListResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/people/link",
@@ -501,7 +577,7 @@ _ROUTES: Final = (
         request_type=schemas.IdentityLinkRequest,
         response_bodies={200: ResponseBody("The link.", schemas.IdentityLinkResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/people/unlink",
@@ -510,7 +586,7 @@ _ROUTES: Final = (
         request_type=schemas.IdentityRequest,
         response_bodies={200: ResponseBody("The link that was removed.", schemas.IdentityLinkResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/people/name",
@@ -519,14 +595,14 @@ _ROUTES: Final = (
         request_type=schemas.PersonNameRequest,
         response_bodies={200: ResponseBody("The person.", schemas.PersonNameResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/people/peers",
         people.list_peers,
         "List how memories call people",
         response_bodies={200: ResponseBody("The recorded peers.", schemas.PeerListResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/people/peers",
@@ -536,7 +612,7 @@ _ROUTES: Final = (
         request_type=schemas.PeerAssignmentRequest,
         response_bodies={200: ResponseBody("The assignment.", schemas.PeerAssignmentResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/people/events",
@@ -548,14 +624,14 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("Events, oldest first.", schemas.PeopleEventsResponse)},
         refusal_statuses=(400,),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/pairing",
         people.list_pairing,
         "List pairing requests and grants",
         response_bodies={200: ResponseBody("The open requests and the grants.", schemas.PairingResponse)},
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/pairing/approve",
@@ -564,7 +640,7 @@ _ROUTES: Final = (
         request_type=schemas.PairingApprovalRequest,
         response_bodies={200: ResponseBody("The identity that has access now.", schemas.PairingApprovalResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "POST /api/pairing/revoke",
@@ -573,14 +649,13 @@ _ROUTES: Final = (
         request_type=schemas.IdentityRequest,
         response_bodies={200: ResponseBody("What was revoked.", schemas.PairingRevocationResponse)},
         refusal_statuses=(400, 404),
-        operator=True,
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/schedules",
         people.list_schedules,
         "List schedules",
         response_bodies={200: ResponseBody("The schedules, and when each fires next.", schemas.ScheduleListResponse)},
-        operator=True,
     ),
     ApiRoute(
         "POST /api/schedules/{id}/delete",
@@ -589,7 +664,6 @@ _ROUTES: Final = (
         parameters=(RouteParameter("id", "The schedule's id.", "path"),),
         response_bodies={200: ResponseBody("The schedule's id.", schemas.ScheduleDeletionResponse)},
         refusal_statuses=(404,),
-        operator=True,
     ),
     # -- OpenAI's formats ----------------------------------------------------------------------------------------------
     ApiRoute(
@@ -601,6 +675,7 @@ _ROUTES: Final = (
         request_type=openai_chat.ChatCompletionRequest,
         response_bodies={200: ResponseBody("The reply, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)},
         refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "POST /v1/responses",
@@ -613,12 +688,14 @@ _ROUTES: Final = (
             200: ResponseBody("The response, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
         },
         refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /v1/models",
         openai_chat.list_models,
         "List the agents as models",
         response_bodies={200: ResponseBody("One model per agent.", schemas.ModelListResponse)},
+        least=CallerRole.SERVICE,
     ),
     ApiRoute(
         "GET /v1/models/{id}",
@@ -627,6 +704,7 @@ _ROUTES: Final = (
         parameters=(RouteParameter("id", "The agent's name.", "path"),),
         response_bodies={200: ResponseBody("The model.", schemas.ModelView)},
         refusal_statuses=(404,),
+        least=CallerRole.SERVICE,
     ),
     # -- health --------------------------------------------------------------------------------------------------------
     ApiRoute(
@@ -634,6 +712,7 @@ _ROUTES: Final = (
         api_health.get_health,
         "Check that the process runs",
         response_bodies={200: ResponseBody("The process runs.", schemas.HealthResponse)},
+        least=CallerRole.ANYBODY,
     ),
     ApiRoute(
         "GET /ready",
@@ -641,6 +720,7 @@ _ROUTES: Final = (
         "Check that messages can be accepted",
         response_bodies={200: ResponseBody("Messages can be accepted.", schemas.HealthResponse)},
         refusal_statuses=(503,),
+        least=CallerRole.ANYBODY,
     ),
 )
 
@@ -658,19 +738,21 @@ def build_routes(
             response_bodies={
                 200: ResponseBody("Text in Prometheus' format.", media="text/plain", schema={"type": "string"})
             },
-            operator=True,
+            least=CallerRole.METRICS,
         ),
         ApiRoute(
             "GET /openapi.json",
             document,
             "Show the OpenAPI document",
             response_bodies={200: ResponseBody("OpenAPI 3.1.", schema=_ANY_OBJECT_SCHEMA)},
+            least=CallerRole.SERVICE,
         ),
         ApiRoute(
             "GET /",
             files.get_index,
             "Show the console",
             response_bodies={200: ResponseBody("HTML.", media="text/html", schema={"type": "string"})},
+            least=CallerRole.ANYBODY,
         ),
         ApiRoute(
             "GET /static/{name}",
@@ -679,5 +761,6 @@ def build_routes(
             parameters=(RouteParameter("name", "The file's name.", "path"),),
             response_bodies={200: ResponseBody("The file.", media="*/*", schema={"type": "string"})},
             refusal_statuses=(404,),
+            least=CallerRole.ANYBODY,
         ),
     )

@@ -774,19 +774,74 @@ class ScheduleDeletionResponse(Struct):
 
 
 class CallerView(Struct):
-    """The caller. `local`: the request comes from this machine."""
+    """The caller. `local`: the user who runs the gateway. An empty list of `agents` means all of them."""
 
     name: str
+    role: str
     operator: bool
     local: bool
+    agents: list[str]
+    read_only: bool
+    login: str
+
+
+class LoginRequest(Struct, forbid_unknown_fields=True):
+    """Either a code or a token."""
+
+    code: Annotated[str, Meta(max_length=200, description="The code of a login link.")] = ""
+    token: Annotated[str, Meta(max_length=1_000, description="A token of role `operator` or `member`.")] = ""
+
+
+class LoginResponse(Struct):
+    """The new login. `key` is its second half, for the header `X-Everhold-Key`; the cookie has the first."""
+
+    key: str
+    login: str
+    name: str
+    role: str
+
+
+class LogoutResponse(Struct):
+    ended: str
+
+
+class LoginCodeRequest(Struct, forbid_unknown_fields=True):
+    """Whose login the link makes."""
+
+    token: Annotated[str, Meta(max_length=200, description="The name of a token; your own if not given.")] = ""
+
+
+class LoginCodeResponse(Struct):
+    """The link is `url` + `/#code=` + `code`. It works once, until `until`."""
+
+    code: str
+    until: float
+    url: str
+
+
+class LoginView(Struct):
+    """A login. `browser` is what the browser says it is."""
+
+    id: str
+    token: str
+    created_at: float
+    used_at: float
+    browser: str
+    current: bool
+
+
+class LoginListResponse(Struct):
+    logins: list[LoginView]
 
 
 class HealthResponse(Struct):
-    """`role` is `gateway`, or the name of the command that works without one."""
+    """`role` is `gateway`, or the name of the command that works without one. Callers without a credential see the
+    status only.
+    """
 
     status: str
-    version: str
-    role: str
+    version: str = ""
+    role: str = ""
 
 
 class ModelView(Struct):

@@ -145,6 +145,17 @@ class ApiClient:
         """Replay these dead letters, or all if the list is empty."""
         return await self._post("/api/dead-letters/replay", ids=ids or None)
 
+    # -- logins --------------------------------------------------------------------------------------------------------
+
+    async def create_login_code(self, *, token: str = "") -> dict[str, Any]:
+        return await self._post("/api/login-codes", token=token)
+
+    async def list_logins(self) -> dict[str, Any]:
+        return await self._get("/api/logins")
+
+    async def end_login(self, id: str) -> dict[str, Any]:
+        return await self._post(f"/api/logins/{_quote(id)}/end")
+
     # -- people --------------------------------------------------------------------------------------------------------
 
     async def list_people(self) -> dict[str, Any]:

@@ -171,6 +171,17 @@ def _add_running_commands(commands: _CommandGroup) -> None:
     up.add_argument("--port", type=_parse_port, metavar="N", help="listen on this port; 0: any free port")
     up.add_argument("--last-good", action="store_true", help="start with the last valid configuration")
     add_supervision_options(up)
+    opened = commands.add_command(
+        "open",
+        "open the console in a browser, logged in",
+        ("everhold open", ""),
+        ("everhold open --token laptop", "as the person of a token from http.tokens"),
+        module="open",
+        about="Makes a link that logs in once and within ten minutes, and opens it in your browser if there is one.\n"
+        "Over SSH, forward the port first: ssh -L 8765:127.0.0.1:8765 HOST.",
+    )
+    opened.add_argument("--token", default="", metavar="NAME", help="log in with the rights of this token")
+    opened.add_argument("--no-browser", action="store_true", help="only print the link")
     add_service_commands(commands)
 
 
@@ -345,6 +356,16 @@ def _add_people_commands(commands: _CommandGroup) -> None:
     peer.add_argument("peer", metavar="PEER", help="a peer from `everhold people peers`")
     peer.add_argument("--to", dest="identity", required=True, metavar="PLATFORM:ID", help="whose it is")
     people.add_command("events", "list who was linked to whom, when, by whom and with which proof")
+    logins = commands.add_group("logins", "list and end logins of browsers", module="logins", default="list")
+    logins.add_command("list", "list the logins that are valid now")
+    end = logins.add_command(
+        "end",
+        "end a login; it is refused from the next request on",
+        ("everhold logins end 5f0c8a1be3d94c27", ""),
+        ("everhold logins end --all", "log every browser out"),
+    )
+    end.add_argument("id", nargs="?", metavar="ID", help="an id from `everhold logins list`")
+    end.add_argument("--all", action="store_true", help="end all logins")
     schedules = commands.add_group(
         "schedules", "list and delete schedules, which /schedule makes in a chat", module="schedules", default="list"
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from everhold.config.errors import KeyPath, format_key_path, suggest_name
 from everhold.config.secret_resolution import RawSection, ResolvedConfig
-from everhold.config.settings import OFFLINE_MODEL
+from everhold.config.settings import OFFLINE_MODEL, OPERATOR_TOKEN_ENV, OPERATOR_TOKEN_NAME
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
+from everhold.core.callers import find_token_weakness
 from everhold.infra.secret import SecretString
+
+_STRONG_TOKEN_REMEDY: Final = "create one with `openssl rand -hex 32` and write it to .env"
 
 
 def check_consistency(it: ResolvedConfig) -> None:
@@ -35,7 +38,7 @@ def check_consistency(it: ResolvedConfig) -> None:
             it.report_problem(
                 ("tools", name), "is built in and takes no settings", "choose another name, with provider: …"
             )
-    _check_tokens(it, people)
+    _check_tokens(it, people, agents)
     _check_owners(it, _as_mapping(data.get("access")), ("access",), people)
     for platform, accounts in _as_mapping(data.get("platforms")).items():
         for account, raw in _as_mapping(accounts).items():
@@ -128,19 +131,28 @@ def _check_tools(it: ResolvedConfig, agent: RawSection, path: KeyPath, mcp: RawS
             _check_known_name(it, (*path, "tools", place), server, mcp, "server", "mcp")
 
 
-def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any]) -> None:
-    names: set[str] = set()
+def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any], agents: Mapping[str, Any]) -> None:
+    http = _as_mapping(it.data.get("http"))
+    own = http.get("=operator_token")
+    names: set[str] = {OPERATOR_TOKEN_NAME} if own else set()
     secrets: set[SecretString] = set()
-    value = _as_mapping(it.data.get("http")).get("tokens")
+    if isinstance(own, SecretString):
+        secrets.add(own)
+        if weakness := find_token_weakness(own.reveal()):
+            it.report_problem(("http",), f"{OPERATOR_TOKEN_ENV} {weakness}", _STRONG_TOKEN_REMEDY)
+    value = http.get("tokens")
     for place, raw in enumerate(value if isinstance(value, tuple) else ()):
         token, path = _as_mapping(raw), ("http", "tokens", place)
-        if "person" in token:
-            _check_known_name(it, (*path, "person"), token["person"], people, "person", "people")
+        _check_token_scope(it, token, path, people, agents)
         name, secret = token.get("name"), token.get("=token")
         if isinstance(name, str) and name in names:
-            it.report_problem((*path, "name"), "is listed twice", "give each token its own name")
+            taken = "is the name of the token that `up` makes" if name == OPERATOR_TOKEN_NAME else "is listed twice"
+            it.report_problem((*path, "name"), taken, "give each token its own name")
         names |= {name} if isinstance(name, str) else set()
         if isinstance(secret, SecretString):
+            if weakness := find_token_weakness(secret.reveal()):
+                variable = token.get("token_env")
+                it.report_problem((*path, "token_env"), f"{variable} {weakness}", _STRONG_TOKEN_REMEDY)
             if secret in secrets:
                 it.report_problem(
                     (*path, "token_env"),
@@ -148,6 +160,21 @@ def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any]) -> None:
                     "create a new one, because a token identifies one caller",
                 )
             secrets.add(secret)
+
+
+def _check_token_scope(
+    it: ResolvedConfig, token: RawSection, path: KeyPath, people: Mapping[str, Any], agents: Mapping[str, Any]
+) -> None:
+    if "person" in token:
+        _check_known_name(it, (*path, "person"), token["person"], people, "person", "people")
+        if token.get("role") in ("service", "metrics"):
+            it.report_problem(
+                (*path, "person"),
+                f"has no meaning for the role {token['role']}",
+                "remove it; a service names its users in each request",
+            )
+    for number, agent in _iterate_texts(token.get("agents")):
+        _check_known_name(it, (*path, "agents", number), agent, agents, "agent", "agents")
 
 
 def _check_account(

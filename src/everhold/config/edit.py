@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
@@ -21,14 +21,15 @@ from everhold.config.display import show_settings
 from everhold.config.errors import ConfigError, ConfigProblem, KeyPath, format_key_path, suggest_name
 from everhold.config.literals import is_env_name, mask_secrets
 from everhold.config.loader import load_settings
-from everhold.config.secrets import format_env_line, parse_env
-from everhold.config.settings import Settings, ValidatePlugin
+from everhold.config.secrets import SecretEnvironment, format_env_line, parse_env
+from everhold.config.settings import OPERATOR_TOKEN_ENV, Settings, ValidatePlugin
 from everhold.config.source import read_document
 from everhold.config.values import thaw_value
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.infra.home import Home, read_file, write_file
 from everhold.infra.secret import SecretString
 
+OPERATOR_TOKEN_BYTES: Final = 32
 _KEY_PART_PATTERN: Final = re.compile(r"""\[(\d+)\]|\.?"((?:[^"\\]|\\.)*)"|\.?'([^']*)'|\.?([^.\[\]"'\s]+)""")
 _PLAIN_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./@-]*")
 _AMBIGUOUS_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
@@ -331,3 +332,12 @@ def set_secret(home: Home, name: str, value: SecretString) -> None:
     result = "\n".join(texts).encode()
     assert {line.name: line.value for line in parse_env(result)[0]}[name] == value
     write_file(home.env, result)
+
+
+def ensure_operator_token(home: Home, *, environ: Mapping[str, str], random_bytes: Callable[[int], bytes]) -> bool:
+    """Write a new operator token to `.env`, unless one is set. Return whether one was written."""
+    lines, problems = parse_env(read_file(home.env, private=True) or b"", file=str(home.env))
+    if problems or SecretEnvironment(environ, lines).get(OPERATOR_TOKEN_ENV) is not None:
+        return False  # problems are reported when the settings are loaded
+    set_secret(home, OPERATOR_TOKEN_ENV, SecretString(random_bytes(OPERATOR_TOKEN_BYTES).hex()))
+    return True

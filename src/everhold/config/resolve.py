@@ -25,6 +25,7 @@ from everhold.config.settings import (
     BUILTIN_MEMORY,
     DEFAULT_AGENT,
     OFFLINE_MODEL,
+    OPERATOR_TOKEN_ENV,
     AccountSettings,
     McpSettings,
     MemorySettings,
@@ -380,9 +381,10 @@ def _resolve_store(it: ResolvedConfig, raw: Any) -> None:
 
 
 def _resolve_http(it: ResolvedConfig, raw: Any) -> None:
+    raw = {} if raw is None else raw
     if not isinstance(raw, dict):
         return
-    raw = remove_nulls(raw)
+    raw = {**remove_nulls(raw), "=operator_token": it.environment.get(OPERATOR_TOKEN_ENV)}
     if isinstance(raw.get("tokens"), tuple):
         raw["tokens"] = tuple(
             resolve_section(it, token, TokenSettings, ("http", "tokens", place), needs=("http", "tokens", place))

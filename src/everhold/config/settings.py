@@ -30,10 +30,12 @@ from everhold.config.values import (
     ModelTable,
     Name,
     NamedTable,
+    NetworkText,
     SessionSharing,
     StoreKind,
     Text,
     TimezoneName,
+    TokenRole,
     Url,
     Usd,
     WritePolicy,
@@ -47,6 +49,10 @@ from everhold.infra.secret import SecretString
 OFFLINE_MODEL: Final = "offline"
 BUILTIN_MEMORY: Final = "builtin"
 DEFAULT_AGENT: Final = "main"
+OPERATOR_TOKEN_NAME: Final = "operator"
+"""The name of the token that `up` makes."""
+OPERATOR_TOKEN_ENV: Final = "EVERHOLD_OPERATOR_TOKEN"
+"""The variable with the token that `up` makes."""
 
 RESTART_KEYS: Final = ("store", "http.host", "http.port")
 """Keys that are read only when everhold starts, so a change needs a restart."""
@@ -57,13 +63,18 @@ RESTART_KEYS: Final = ("store", "http.host", "http.port")
 
 class TokenSettings(ConfigSection):
     name: Name
-    """What the token is called in logs."""
+    """What the token is called in logs and in `everhold logins`."""
     token_env: EnvName
-    """The variable with the token. At least 32 random characters: `openssl rand -hex 32`."""
+    """The variable with the token. At least 32 characters, chosen at random: `openssl rand -hex 32`."""
+    role: TokenRole = "member"
+    """What the token may do. `operator`: everything, also to speak for others. `member`: the sessions, the memory and
+    the schedules of one person. `service`: to speak for its own users, whom it names. `metrics`: to read `/metrics`."""
     person: Name | None = None
     """The person who speaks with this token, a name from `people`. If not given, the person has the token's name."""
-    operator: bool = False
-    """Grants access to the admin API, and permits to speak for others."""
+    agents: tuple[Name, ...] = ()
+    """The agents that the token may use; all of them if not given."""
+    read_only: bool = False
+    """Refuses every request that changes something."""
     token: SecretString | None = Field(default=None, validation_alias="=token")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
 
@@ -74,14 +85,20 @@ class HttpSettings(ConfigSection):
     port: int = Field(default=8765, ge=0, le=65535)
     """The port to listen on; 0 chooses a free one."""
     tokens: tuple[TokenSettings, ...] = ()
-    """The tokens of callers from other machines."""
+    """The tokens of callers. `up` makes one more, for operators: `EVERHOLD_OPERATOR_TOKEN` in `.env`."""
+    trusted_proxies: tuple[NetworkText, ...] = ()
+    """The addresses or networks of your reverse proxies, such as `127.0.0.1`. `X-Forwarded-For` and `X-Forwarded-Proto`
+    of other callers have no effect."""
+    operator_token: SecretString | None = Field(default=None, validation_alias="=operator_token")
+    """The token in `EVERHOLD_OPERATOR_TOKEN`."""
 
     @model_validator(mode="after")
     def _require_token(self) -> HttpSettings:
-        if not self.is_loopback and not self.tokens:
+        if not self.is_loopback and not self.tokens and not self.operator_token:
             raise build_value_error(
                 "accepts connections from other machines without a token",
-                "add tokens: [{name: me, token_env: EVERHOLD_TOKEN, operator: true}], or host: 127.0.0.1",
+                f"add the line {OPERATOR_TOKEN_ENV}=… to .env (`everhold up` adds one at its first start), "
+                "or host: 127.0.0.1",
             )
         return self
 

@@ -52,7 +52,7 @@ _UNITS: Final[Mapping[str, str]] = {
     "turns": "turns",
     "usd": "US dollars",
 }
-_SYNONYMS: Final[Mapping[str, str]] = {"model": "name", "url": "base_url", "endpoint": "base_url"}
+_SYNONYMS: Final[Mapping[str, str]] = {"model": "name", "url": "base_url", "endpoint": "base_url", "operator": "role"}
 """Keys of other programs, and the keys of everhold with the same meaning."""
 _EXAMPLES: Final[Mapping[str, str]] = {
     "agents": "agents: {main: {persona: SOUL.md}}",

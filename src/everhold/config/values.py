@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import zoneinfo
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -135,6 +136,16 @@ def make_empty_mapping() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
+def _validate_network(value: str) -> str:
+    try:
+        network = ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        raise build_value_error("is not an address or a network", "for example 127.0.0.1 or 10.0.0.0/8") from None
+    if not network.prefixlen:
+        raise build_value_error("trusts every address", "write the addresses of your own proxies")
+    return value
+
+
 FrozenTable: TypeAlias = Annotated[Mapping[str, T], AfterValidator(_freeze_mapping)]
 NamedTable: TypeAlias = Annotated[
     Mapping[Annotated[str, AfterValidator(_validate_name)], T], AfterValidator(_freeze_mapping)
@@ -151,6 +162,8 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Fraction: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Usd: TypeAlias = Annotated[float, Field(ge=0)]
 EffectName: TypeAlias = Literal["pure", "keyed", "probe", "once"]
+NetworkText: TypeAlias = Annotated[str, AfterValidator(_validate_network)]
+TokenRole: TypeAlias = Literal["operator", "member", "service", "metrics"]
 InDoubtPolicy: TypeAlias = Literal["resend", "hold"]
 SessionSharing: TypeAlias = Literal["per-person", "shared"]
 StoreKind: TypeAlias = Annotated[Literal["sqlite"], BeforeValidator(_store_kind)]

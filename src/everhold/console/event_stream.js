@@ -5,11 +5,19 @@ const MAX_WAIT_MS = 4000;
 const SILENCE_MS = 40_000; // the server sends a heartbeat every 15 seconds
 
 export class EventStream {
-  constructor({ onEntry, onDelta, onReset, onHello, onConnection }) {
+  constructor({ login, onEntry, onDelta, onReset, onHello, onConnection }) {
     this.handlers = { entry: onEntry, delta: onDelta, reset: onReset, hello: onHello };
     this.onConnection = onConnection;
+    this.login = login;
     this.lastPos = null; // of the last entry received
     this.retryNow = () => {};
+    this.abort = new AbortController();
+  }
+
+  // Connects again, because the login has changed.
+  restart() {
+    this.abort.abort();
+    this.retryNow();
   }
 
   async run() {
@@ -18,6 +26,7 @@ export class EventStream {
     document.addEventListener("visibilitychange", retry);
     for (let wait = MIN_WAIT_MS; ; wait = Math.min(wait * 2, MAX_WAIT_MS)) {
       try {
+        if (this.login.state !== "in") throw Object.assign(new Error("not logged in"), { status: 401 });
         await this.readEvents(() => (wait = MIN_WAIT_MS));
       } catch (error) {
         this.onConnection(error.status === 401 || error.status === 403 ? "denied" : "offline");
@@ -30,7 +39,7 @@ export class EventStream {
   }
 
   async readEvents(onStarted) {
-    const abort = new AbortController();
+    const abort = (this.abort = new AbortController());
     let timer = 0;
     const restartTimer = () => {
       clearTimeout(timer);
@@ -39,7 +48,7 @@ export class EventStream {
     try {
       restartTimer();
       const headers = this.lastPos === null ? {} : { "Last-Event-ID": String(this.lastPos) };
-      const response = await fetch("/api/events", { headers, cache: "no-store", signal: abort.signal });
+      const response = await this.login.fetch("/api/events", { headers, signal: abort.signal });
       if (!response.ok) throw Object.assign(new Error(response.statusText), { status: response.status });
       onStarted();
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

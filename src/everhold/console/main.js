@@ -5,17 +5,18 @@ import { ConsoleState, parseAddress } from "./state.js";
 import { EventStream } from "./event_stream.js";
 import { LogView } from "./log_view.js";
 import { Conversation } from "./conversation.js";
+import { Login, LoginPage } from "./login.js";
 
 const CONNECTION_TEXTS = {
   connecting: "connecting…",
   live: "live",
   offline: "offline · reconnecting",
-  denied: "not allowed · reload and enter a token",
+  denied: "not allowed",
 };
 
 let drawn = false;
 let draw = () => {};
-const state = new ConsoleState(() => {
+function scheduleDraw() {
   if (drawn) return;
   drawn = true;
   // browsers draw no frames for a hidden tab, but it must be up to date when it is shown again
@@ -23,8 +24,15 @@ const state = new ConsoleState(() => {
     drawn = false;
     draw();
   });
+}
+const login = new Login(() => {
+  if (login.state !== "in") state.forgetCaller();
+  events.restart();
+  scheduleDraw();
 });
+const state = new ConsoleState(scheduleDraw, login);
 const events = new EventStream({
+  login,
   onEntry: (entry) => state.onEntry(entry),
   onDelta: (delta) => state.onDelta(delta),
   onReset: (reset) => state.onReset(reset),
@@ -37,14 +45,16 @@ function Console() {
   const [part, turn] = useState("conversation");
   useEffect(() => {
     draw = () => again();
-    events.run();
+    login.useLink().finally(() => events.run());
     const go = () => {
+      if (location.hash.startsWith("#code=")) return void login.useLink();
       const wanted = decodeURIComponent(location.hash.slice(1));
       if (state.sessions.has(wanted) && wanted !== state.openId) state.openSession(wanted);
     };
     addEventListener("hashchange", go);
     return () => removeEventListener("hashchange", go);
   }, []);
+  if (login.state !== "in") return html`<${LoginPage} login=${login} />`;
   return html`
     <div class="console" data-part=${part}>
       <${Bar} part=${part} turn=${turn} />
@@ -66,6 +76,7 @@ function Bar({ part, turn }) {
       )}
     </nav>
     <p class=${`state ${state.connection}`} role="status"><span class="dot" aria-hidden="true"></span>${CONNECTION_TEXTS[state.connection]}</p>
+    ${state.caller?.login && html`<button class="quiet logout" onClick=${() => login.logOut()}>Log out</button>`}
   </header>`;
 }
 

@@ -5,8 +5,9 @@ const OUTBOX_KEY = "everhold.outbox";
 const ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz";
 
 export class ConsoleState {
-  constructor(changed) {
+  constructor(changed, login) {
     this.changed = changed;
+    this.login = login;
     this.connection = "connecting";
     this.caller = null;
     this.agents = [];
@@ -21,13 +22,13 @@ export class ConsoleState {
   // -- requests
 
   async get(path) {
-    const response = await fetch(path, { cache: "no-store" });
+    const response = await this.login.fetch(path);
     if (!response.ok) throw Object.assign(new Error(path), { status: response.status });
     return response.json();
   }
 
   async post(path, body) {
-    const response = await fetch(path, {
+    const response = await this.login.fetch(path, {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(body),
@@ -42,6 +43,8 @@ export class ConsoleState {
   async refresh() {
     const [caller, models, listed] = await Promise.all(["/api/me", "/v1/models", "/api/sessions?limit=200"].map((path) => this.get(path)));
     this.caller = caller;
+    this.outbox = this.outbox.filter((message) => message.by === caller.name); // nobody sends the messages of another
+    writeStorage(OUTBOX_KEY, this.outbox);
     this.agents = models.data.map((model) => model.id);
     for (const session of listed.sessions) this.updateSession(session);
     if (!this.openId && !this.newChat) {
@@ -84,6 +87,13 @@ export class ConsoleState {
     this.logs.clear();
     this.drafts.clear();
     this.openId = null;
+  }
+
+  // The next person to log in may be another one.
+  forgetCaller() {
+    this.clearCache();
+    this.newChat = null;
+    this.caller = null;
   }
 
   // -- the open conversation
@@ -201,7 +211,7 @@ export class ConsoleState {
   // Keeps the message until the server has committed it. The server recognises a repeat by its id.
   sendMessage(text) {
     const target = this.newChat ?? parseAddress(this.sessions.get(this.openId));
-    this.outbox.push({ id: crypto.randomUUID(), agent: target.agent, chat: target.chat, text, session: this.openId });
+    this.outbox.push({ id: crypto.randomUUID(), agent: target.agent, chat: target.chat, text, session: this.openId, by: this.caller.name });
     writeStorage(OUTBOX_KEY, this.outbox);
     this.changed();
     this.deliverOutbox();
@@ -217,7 +227,7 @@ export class ConsoleState {
           const { session } = await this.post("/api/messages", { id, agent, chat, text });
           this.markSent(next, session);
         } catch (error) {
-          if (!error.status || error.status >= 500 || error.status === 429) return; // it is sent again later
+          if (!error.status || error.status >= 500 || error.status === 429 || error.status === 401) return; // it is sent again later
           next.refused = error.message;
           writeStorage(OUTBOX_KEY, this.outbox);
           this.changed();

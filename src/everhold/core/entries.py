@@ -125,6 +125,8 @@ class Heard(StoredRecord, frozen=True):
     """The sender's role in this chat when the message was accepted. When it is handled, the lower of this and the
     current role counts.
     """
+    via: str = ""
+    """The operator's token, or `api.sock`, that sent this for another person; empty: the sender sent it."""
 
 
 class Began(StoredRecord, frozen=True):

@@ -89,6 +89,11 @@ class Home:
         return self.path / "api.sock"
 
     @property
+    def login_page(self) -> Path:
+        """The page with the last login link, which `everhold open` gives to a browser."""
+        return self.path / "login.html"
+
+    @property
     def disk_reserve(self) -> Path:
         return self.path / "disk-reserve"
 

@@ -353,6 +353,7 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
         stamp=stamp,
         pieces=tuple(map(strip_surrogates_deep, incoming.pieces)) if incoming.pieces else (),
         role=admission.role,
+        via=incoming.via,
     )
 
 

@@ -191,7 +191,8 @@ def list_configured_people(settings: Settings, *, local_user: str = "") -> list[
     given = {identity for person in settings.people for identity in person.identities}
     people: list[ConfiguredPerson] = []
     names = [person.name for person in settings.people]
-    speakers = [token.person or token.name for token in settings.http.tokens]
+    # a service speaks for its own users, and for none of these people
+    speakers = [it.person or it.name for it in settings.http.tokens if it.role in ("operator", "member")]
     for person in settings.people:
         implied = tuple(it for it in _imply_identities(person.name) if it not in given)
         people.append(ConfiguredPerson(person.name, (*person.identities, *implied)))

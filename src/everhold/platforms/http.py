@@ -24,11 +24,13 @@ def locate_chat(*, chat: str, sender: str, local: bool, id: str = "") -> ChatLoc
     return ChatLocation(platform=NAME, chat=sender, thread=chat, message=id)
 
 
-def build_incoming_message(*, agent: str, text: str, sender: str, origin: ChatLocation) -> IncomingMessage:
+def build_incoming_message(
+    *, agent: str, text: str, sender: str, origin: ChatLocation, via: str = ""
+) -> IncomingMessage:
     """Return the message. If its origin has an id, a repeat to the same agent in the same chat is recognised."""
     # the conversation in which the id is unique; agent names contain no spaces
     event = f"message to {agent} in {origin.thread}"
-    return IncomingMessage(origin=origin, text=text, sender=sender, event=event, agent=agent)
+    return IncomingMessage(origin=origin, text=text, sender=sender, event=event, agent=agent, via=via)
 
 
 def with_message_id(message: IncomingMessage, id: str) -> IncomingMessage:

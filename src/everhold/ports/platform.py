@@ -75,6 +75,8 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     directory: str = ""
     repo: str = ""
     offset: PlatformOffset | None = None
+    via: str = ""
+    """Who sent it for the sender, if the sender did not: the token of an operator."""
     state_write: StateWrite | None = None
     """Committed with the message. Raises Conflict, and nothing is accepted, if the record has another version."""
 

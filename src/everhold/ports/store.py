@@ -255,6 +255,8 @@ class StateNamespace(StrEnum):
     REKEY = "rekey"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
+    LOGIN = "login"
+    LOGIN_CODE = "login_code"
 
 
 class StateWrite(Struct, frozen=True, kw_only=True):

@@ -57,6 +57,7 @@ async def _reapply_erasures(home: Home) -> int:
     try:
         again = await app.session_admin.reapply_erasures()
         await app.memory_admin.resume_erasures(restored=True)
+        await app.api_context.logins.end_all()
         return again
     finally:
         await app.stop(seconds=0)

@@ -15,7 +15,10 @@ from everhold.app import DRAIN_SECONDS, GatewayApp, SystemClock, load_home_setti
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, format_count
 from everhold.cli.systemd_notify import ServiceNotifier
+from everhold.config.edit import ensure_operator_token
+from everhold.config.settings import OPERATOR_TOKEN_ENV
 from everhold.errors import EverholdError, InvalidRequest, Refused
+from everhold.infra.home import Home
 from everhold.telemetry.logs import adopt_stdlib, open_log
 
 CHECK_SECONDS: Final = 0.5
@@ -51,6 +54,7 @@ def choose_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: ServiceNotifier) -> int:
     home = find_home(args).create()
+    _prepare_operator_token(home, screen)
     settings = load_home_settings(home, environ=os.environ, last_good=args.last_good)
     shown = open(os.devnull, "w") if args.quiet else screen.err  # noqa: SIM115, ASYNC230  # as long as the process
     log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=shown)
@@ -72,6 +76,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
         ]
         line = " · ".join(part for part in parts if part)
         screen.print_line(line)
+        await _print_login(app, screen)
         screen.out.flush()
         freeze_garbage_collector()
         notify.send(READY="1", STATUS=line)
@@ -86,6 +91,26 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     if app.fatal_error is not None:
         raise app.fatal_error
     return 0
+
+
+def _prepare_operator_token(home: Home, screen: CommandScreen) -> None:
+    """Write an operator token to `.env` at the first start. Without one, nobody can log in."""
+    try:
+        ensure_operator_token(home, environ=os.environ, random_bytes=os.urandom)
+    except OSError as error:
+        screen.print_note(
+            f"{home.env} cannot be written ({error.strerror}), so there is no operator token and nobody can log in; "
+            f"set {OPERATOR_TOKEN_ENV} in the environment"
+        )
+
+
+async def _print_login(app: GatewayApp, screen: CommandScreen) -> None:
+    """Print a login link to a terminal. Other outputs are kept, and a link must not be."""
+    if screen.out.isatty() and (link := await app.create_login_link()):
+        screen.print_line(f"log in: {link}")
+        screen.print_line("the link works once, within ten minutes; `everhold open` makes another")
+    else:
+        screen.print_line("log in with `everhold open`")
 
 
 def freeze_garbage_collector() -> None:

@@ -14,9 +14,12 @@ from typing import Final
 
 import httpx2
 
+from everhold.config.secrets import parse_env
+from everhold.config.settings import OPERATOR_TOKEN_ENV
 from everhold.infra.home import Home
 
 START_SECONDS: Final = 120.0
+OPERATOR_TOKEN: Final = "killed-gateway-operator-token-0123456789abcdef"
 
 
 class KillableGateway:
@@ -27,7 +30,10 @@ class KillableGateway:
     ) -> None:
         self.home = Home(home).create()
         self.home.config.write_text(configuration)
+        if OPERATOR_TOKEN_ENV not in secrets:
+            secrets += f"{OPERATOR_TOKEN_ENV}={OPERATOR_TOKEN}\n"
         self.home.env.write_text(secrets)
+        self.token = next(it.value.reveal() for it in parse_env(secrets.encode())[0] if it.name == OPERATOR_TOKEN_ENV)
         for file in (self.home.config, self.home.env):
             file.chmod(0o600)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -38,6 +44,11 @@ class KillableGateway:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def open_client(self, *, seconds: float) -> httpx2.AsyncClient:
+        """Return a client with the operator token."""
+        headers = {"authorization": f"Bearer {self.token}"}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=seconds, trust_env=False)
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(

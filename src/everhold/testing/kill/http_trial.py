@@ -126,20 +126,26 @@ class GatewayCaller:
     """One conversation with sequential messages. Each request is repeated with the same key until it has an outcome."""
 
     def __init__(
-        self, url: str, name: str, rng: random.Random, *, on_heard: Callable[[str], None], first_style: str
+        self,
+        gateway: KillableGateway,
+        name: str,
+        rng: random.Random,
+        *,
+        on_heard: Callable[[str], None],
+        first_style: str,
     ) -> None:
         self.on_heard = on_heard
         """Called when something arrives: `kept` for a confirmation, `words` for text."""
         self.first_style = first_style
         """The style of the first request."""
-        self.url = url
+        self.gateway = gateway
         self.name = name
         self.rng = rng
         self.requests: list[CallerRequest] = []
         self.stop = False
 
     async def run(self) -> None:
-        async with httpx2.AsyncClient(base_url=self.url, timeout=5.0, trust_env=False) as client:
+        async with self.gateway.open_client(seconds=5.0) as client:
             while not self.stop:
                 number = len(self.requests) + 1
                 manner = self.rng.choice(REQUEST_STYLES) if self.requests else self.first_style
@@ -247,7 +253,7 @@ async def run_kills(
     vendor.calm = not ill
     callers = [
         GatewayCaller(
-            gateway.url,
+            gateway,
             f"http-{n}",
             random.Random(f"{seed}/{n}"),
             on_heard=trigger,
@@ -296,7 +302,7 @@ async def run_kills(
 async def _wait_until_idle(gateway: KillableGateway) -> None:
     """Wait until no message is pending."""
     until = time.monotonic() + PATIENCE_SECONDS
-    async with httpx2.AsyncClient(base_url=gateway.url, timeout=PATIENCE_SECONDS, trust_env=False) as client:
+    async with gateway.open_client(seconds=PATIENCE_SECONDS) as client:
         while time.monotonic() < until:
             sessions = (await client.get("/api/sessions")).json()["sessions"]
             if not any(session["pending"] or session["state"] != "idle" for session in sessions):

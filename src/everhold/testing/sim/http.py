@@ -16,6 +16,7 @@ from everhold.api.application import RouteDispatcher, build_application
 from everhold.api.context import ApiContext, GatewayServices
 from everhold.api.idempotency import IdempotentTasks
 from everhold.api.log_tail import LogTail
+from everhold.api.logins import LoginRegistry
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config import Settings
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
@@ -24,7 +25,8 @@ from everhold.testing.sim.process import SimProcess
 
 CHECK_SECONDS: Final = 0.5
 LOCAL_PERSON: Final = "ada"
-SETTINGS: Final = Settings.model_validate({"agents": {"main": {}}})
+TOKEN: Final = "simulated-operator-token-0123456789abcdef"
+SETTINGS: Final = Settings.model_validate({"agents": {"main": {}}, "http": {"=operator_token": TOKEN}})
 
 
 class CallerResponse(Struct):
@@ -83,6 +85,13 @@ class SimApi:
             idempotent_tasks=IdempotentTasks(monotonic=clock.monotonic),
             budgets=budgets,
             gateway=cast(GatewayServices, None),  # nor the routes about the gateway
+            logins=LoginRegistry(
+                control.store,
+                clock=clock,
+                chance=control.gates.chance,
+                local=LOCAL_PERSON,
+                settings=lambda: SETTINGS.http,
+            ),
         )
         self._app = build_application(self.context)
         assert isinstance(self._app.inner_app, RouteDispatcher)
@@ -121,7 +130,11 @@ class SimApi:
             "path": path,
             "query_string": b"",
             "client": ("127.0.0.1", 50_000),
-            "headers": [(b"host", b"127.0.0.1"), *((k.encode(), v.encode()) for k, v in headers.items())],
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                (b"authorization", f"Bearer {TOKEN}".encode()),
+                *((k.encode(), v.encode()) for k, v in headers.items()),
+            ],
         }
         serving = self.world.loop.create_task(self._app(scope, receive, send))
         until = self.world.loop.time() + patience
