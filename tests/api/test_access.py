@@ -88,14 +88,20 @@ BODIES: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-async def gateway(tmp_path: Path, model: ModelServer) -> AsyncIterator[ApiGateway]:
-    made = ApiGateway(tmp_path, model)
+def make_gateway(path: Path, model: ModelServer) -> ApiGateway:
+    """Return a gateway with a token of each role."""
+    made = ApiGateway(path, model)
     made.configure(configuration(model.openai, more=TOKENS))
     made.home.env.write_text(
         f"{SECRETS}TOKEN_SHOP={SERVICE}\nTOKEN_METRICS={METRICS}\nTOKEN_READER={READER}\nTOKEN_CODER={CODER}\n"
         f"TOKEN_WATCHER={WATCHER}\n"
     )
+    return made
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, model: ModelServer) -> AsyncIterator[ApiGateway]:
+    made = make_gateway(tmp_path, model)
     try:
         yield await made.start()
     finally:
