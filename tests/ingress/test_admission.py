@@ -760,7 +760,7 @@ async def test_an_approval_does_not_overrule_the_configuration(harness: IngressH
     code = await code_for(harness)
     harness.settings = parse_settings(CONFIG.replace('"fake:1001"', '"fake:1001", "fake:666"'))
     await harness.admission.people.apply_settings()
-    with pytest.raises(InvalidRequest, match="by config.yaml"):
+    with pytest.raises(InvalidRequest, match=r"by config\.yaml"):
         await harness.admission.pairing.approve_code(code, person=person)
     assert (await harness.store.get_people()).find_label("fake:666") == "ada"
     assert await harness.admission.pairing.list_grants() == [], "nothing of it was done"
