@@ -266,7 +266,11 @@ class PersonForgetter:
                 erasure,
                 label=erasure.label or one.label,
                 audiences=tuple(dict.fromkeys((*erasure.audiences, *one.audiences))),
-                places=tuple(known.pop((it.agent, it.memory), it) for it in erasure.places) + tuple(known.values()),
+                # each is asked again, because the person may have said something since
+                places=tuple(
+                    structs.replace(known.pop((it.agent, it.memory), it), asked_at=0.0) for it in erasure.places
+                )
+                + tuple(known.values()),
             )
         self.records.file_begin(erasure)
         await self.records.save(erasure)
