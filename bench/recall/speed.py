@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from everhold.core.entries import ChatLocation, Entry, EntryKind, Heard, Stamp
+from everhold.core.people import PeopleDirectory
 from everhold.memories.builtin import MemoryIndex
 from everhold.memories.builtin.embeddings import EmbeddingsMode
 from everhold.ports.store import Session
@@ -50,6 +51,9 @@ class Feed:
 
     async def get_session(self, id: str) -> Session:
         return Session(id=id, agent="main", address="", last_seq=0, generation=0, created=0.0)
+
+    async def get_people(self) -> PeopleDirectory:
+        return PeopleDirectory()
 
     async def get_entry(self, session: str, seq: int) -> Entry:
         pos = int(session) * 100 + seq
