@@ -61,7 +61,7 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 
 # Programs that no package index has, such as a browser. Tests that need one have a marker, and are skipped with a message
 # if it cannot be installed. To add a program, add its package here and a marker to the tests.
-APT := chromium
+APT := chromium nginx-light caddy socat
 deps:
 	@for p in $(APT); do \
 	  command -v $$p >/dev/null 2>&1 || dpkg -s $$p >/dev/null 2>&1 || { \
