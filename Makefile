@@ -68,7 +68,9 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 
 # Programs that no package index has, such as a browser. Tests that need one have a marker, and are skipped with a message
 # if it cannot be installed. To add a program, add its package here and a marker to the tests.
-APT := chromium bubblewrap
+APT := chromium bubblewrap socat
+# Debian starts these servers when it installs them, so only CI gets them.
+APT += $(if $(CI),nginx-light caddy)
 deps:
 	@for p in $(APT); do \
 	  command -v $$p >/dev/null 2>&1 || dpkg -s $$p >/dev/null 2>&1 || { \
