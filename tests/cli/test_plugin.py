@@ -109,7 +109,7 @@ def test_the_canary_finds_a_plug_in_that_shows_one_person_s_words_to_another(
     plugin = here / "notebook"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(source)
-    kept = ("--set", f'environ={{"KEPT": "{here}/everybody.txt"}}')
+    kept = ("--set", f'environ={{"KEPT": "{here}/everybody.txt"}}', "--set", "sandbox=none")
     code, found = run(capsys, "plugin", "test", f"hermes-plugin:{plugin}", "--only", "canary", "--seconds", "60", *kept)
     (outcome,) = found["checks"]
     assert (outcome["state"], code) == (state, int(state == "failed")), outcome

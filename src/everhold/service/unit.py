@@ -120,8 +120,7 @@ def render_systemd(wanted: ServiceSpec) -> str:
 
 def render_system_unit(wanted: ServiceSpec) -> str:
     """Return a unit for the system's systemd, which runs the gateway as the user who owns the home."""
-    tops = {Path(path).parts[1:2] for path in (str(wanted.home), *wanted.program[:1])}
-    below = tops & {("home",), ("root",)}
+    below = [path for path in (wanted.home, Path(wanted.program[0])) if path.parts[1:2] in (("home",), ("root",))]
     lines = [
         f"User={_quote_word(wanted.user)}",
         f"ReadWritePaths={_quote_word(str(wanted.home))}",
