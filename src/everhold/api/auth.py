@@ -89,7 +89,7 @@ class ApiCaller(Struct, frozen=True, kw_only=True):
 
 
 ANONYMOUS: Final = ApiCaller(
-    account=ANONYMOUS_ACCOUNT, sender="", scope=CallerScope(token="", role=CallerRole.ANYBODY, read_only=True)
+    account=ANONYMOUS_ACCOUNT, sender="", scope=CallerScope(role=CallerRole.ANYBODY, read_only=True)
 )
 """A caller without a credential."""
 
@@ -217,7 +217,7 @@ def make_cookie_name(login: str, *, is_https: bool) -> str:
 def identify_by_connection(head: RequestHead, name: str) -> ApiCaller | None:
     """Return the operator called `name` if the request came through `api.sock` and no proxy forwarded it."""
     if head.is_operator_connection and not is_forwarded(head):
-        scope = CallerScope(token="", role=CallerRole.OPERATOR)
+        scope = CallerScope(role=CallerRole.OPERATOR)
         return ApiCaller(account=OPERATOR_SOCKET, sender=name, scope=scope)
     return None
 

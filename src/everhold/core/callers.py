@@ -63,9 +63,9 @@ def can_call(role: CallerRole, least: CallerRole) -> bool:
 class CallerScope(Struct, frozen=True, kw_only=True):
     """The rights of a token. They come from the configuration only."""
 
-    token: str
-    """The token's name."""
     role: CallerRole
+    token: str = ""
+    """The token's name; empty without one."""
     agents: tuple[str, ...] = ()
     """The agents that it may use; empty: all of them."""
     read_only: bool = False
