@@ -35,6 +35,7 @@ FILLER: Final = "so that there is something to compress, " * 12
 PATIENCE_SECONDS: Final = 90.0
 """Time limit for anything on a busy machine."""
 SUMMARY: Final = "[Summary of the conversation so far"
+OPERATOR_TOKEN: Final = "an-operator-token-of-the-room-tests-0123456789"
 
 
 class RoomGateway:
@@ -44,6 +45,7 @@ class RoomGateway:
         self.fault = fault
         self.home = Home(path).create()
         self.home.config.write_text(json.dumps(configuration))
+        secrets = {**secrets, "EVERHOLD_OPERATOR_TOKEN": OPERATOR_TOKEN}
         self.home.env.write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
         for file in (self.home.config, self.home.env):
             file.chmod(0o600)
@@ -55,6 +57,11 @@ class RoomGateway:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def open_client(self, *, seconds: float) -> httpx2.AsyncClient:
+        """Return a client with the operator token."""
+        headers = {"authorization": f"Bearer {OPERATOR_TOKEN}"}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=seconds, trust_env=False)
 
     async def start(self) -> None:
         self.lives += 1
@@ -97,7 +104,7 @@ class RoomGateway:
 
     async def compress(self) -> None:
         """Compress every session now. Wait for the end of it, or of the gateway."""
-        async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=60.0) as http:
+        async with self.open_client(seconds=60.0) as http:
             sessions = (await http.get("/api/sessions")).json()["sessions"]
             paths = [f"/api/sessions/{session['id']}/compress" for session in sessions]
             asked = [http.post(path, json={"keep": 0}) for path in paths]
@@ -109,7 +116,7 @@ class RoomGateway:
     async def heard(self) -> dict[str, set[str]]:
         """Return, per account, the ids of the messages in its log."""
         found: dict[str, set[str]] = defaultdict(set)
-        async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=30.0) as http:
+        async with self.open_client(seconds=30.0) as http:
             for session in (await http.get("/api/sessions")).json()["sessions"]:
                 after = 0
                 while page := (await http.get(f"/api/sessions/{session['id']}/entries?after={after}")).json()[
