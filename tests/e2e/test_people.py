@@ -69,10 +69,13 @@ async def test_a_leaking_plugin_refuses_the_second_person_and_turns_go_on(tmp_pa
     """Scenario 11. `status` names the plug-in and the reason."""
     (tmp_path / "leaking").mkdir()
     (tmp_path / "leaking" / "__init__.py").write_text(LEAKING)
+    outside = tmp_path / "outside"
+    outside.mkdir()
     memory = {
         "provider": "hermes-plugin",
         "path": str(tmp_path / "leaking"),
-        "environ": {"KEPT": str(tmp_path / "everybody.txt")},
+        "environ": {"KEPT": str(outside / "everybody.txt")},
+        "write_paths": [str(outside)],
     }
     async with ModelServer() as model:
         config = {
@@ -90,10 +93,10 @@ async def test_a_leaking_plugin_refuses_the_second_person_and_turns_go_on(tmp_pa
                 return "serves only the owner" in str(rows)
 
             await gateway.send_and_wait("my pin is hush7391", chat="a", who="ada")
-            await gateway.wait_until(lambda: (tmp_path / "everybody.txt").exists())
+            await gateway.wait_until(lambda: (outside / "everybody.txt").exists())
             assert await gateway.send_and_wait("what is the pin?", chat="b", who="bob")
             await gateway.wait_until(is_refused)
             asked = len(model.requests)
             assert await gateway.send_and_wait("and the pin?", chat="b", who="bob")
             assert "hush7391" not in "".join(request.body.decode() for request in model.requests[asked:])
-    assert "what is the pin" not in (tmp_path / "everybody.txt").read_text()
+    assert "what is the pin" not in (outside / "everybody.txt").read_text()
