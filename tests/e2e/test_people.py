@@ -8,10 +8,12 @@ from typing import Any
 
 import apsw
 
+from everhold.core.people import IdentityProof
 from everhold.testing.model_server import ModelServer
 from tests.e2e.canary_world import DIRECT, CanaryWorld
 from tests.e2e.running_gateway import RunningGateway, make_model_section
 from tests.hermes.memory.test_isolation import LEAKING
+from tests.memories.services import NAMES, MemoryServices
 
 TELEGRAM, DISCORD, OTHER = "telegram:1", "discord:1", "discord:2"
 
@@ -63,6 +65,36 @@ async def test_a_person_who_is_configured_after_weeks_finds_everything(tmp_path:
         assert "hush7391" not in str(await app.memory_admin.search_memories("zanzibar", agent="main", person=DISCORD))
         assert dump_table(home.store, entries)[: len(before)] == before
         await world.gateway.assert_sound()
+
+
+async def test_a_forgotten_person_takes_nothing_of_a_former_owner_from_any_service(tmp_path: Path) -> None:
+    """The identity changed hands, and its peer at the services with it."""
+    async with MemoryServices().run() as services, ModelServer() as model:
+        quick = {name: {"visible_seconds": 0.0, "confirm_seconds": 0.05} for name in NAMES}
+        del quick["honcho"]["confirm_seconds"], quick["hindsight"]["visible_seconds"]
+        memories = {name: services.settings(name, **quick[name]) for name in NAMES}
+        async with CanaryWorld(tmp_path, model, memories) as world:
+            app = world.gateway.app
+            await world.send("the zanzibar word is canary1x", DISCORD, DIRECT, "main")
+            await world.send("hello", TELEGRAM, DIRECT, "main")
+            before = await world.ask_memories("zanzibar canary1x", DISCORD, "main")
+            assert before == dict.fromkeys(NAMES, {"canary1x"})
+            await app.admission.people.name_person(TELEGRAM, "grace", by="operator")
+            now = app.clock.now()
+            await app.admission.people.link_identity(
+                DISCORD, "grace", proof=IdentityProof.OPERATOR, since=now, by="operator"
+            )
+            await world.send("the zanzibar word is canary2x", DISCORD, DIRECT, "main")
+            await world.send("the zanzibar word is canary3x", TELEGRAM, DIRECT, "main")
+            await app.memory_admin.forget_person("grace")
+            await world.gateway.wait_until_idle()
+            assert await world.ask_memories("zanzibar canary1x", DISCORD, "main") == before
+            found = str(await app.memory_admin.search_memories("zanzibar", agent="main", person=DISCORD))
+            assert "canary1x" in found
+            for word in ("canary2x", "canary3x"):
+                for identity in (DISCORD, TELEGRAM):
+                    assert word not in str(await world.ask_memories(f"zanzibar {word}", identity, "main"))
+            await world.gateway.assert_sound()
 
 
 async def test_a_leaking_plugin_refuses_the_second_person_and_turns_go_on(tmp_path: Path) -> None:
