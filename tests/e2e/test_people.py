@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
+from everhold.admin.provider_erasure import ProviderEraser
+from everhold.core.erasure import PlaceErasure
 from everhold.core.people import IdentityProof
+from everhold.ports.memory import ErasureTarget
 from everhold.testing.model_server import ModelServer
 from tests.e2e.canary_world import DIRECT, CanaryWorld
 from tests.e2e.running_gateway import RunningGateway, make_model_section
@@ -32,6 +36,22 @@ def mark_index(path: Path) -> None:
         db.execute("insert into takes(session, seq, op) values ('marker', 0, 0)")
     finally:
         db.close()
+
+
+def record_targets(
+    eraser: ProviderEraser, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[tuple[str, str], ErasureTarget]]:
+    """Record what each memory is asked to delete."""
+    found = []
+    build = eraser._build_target
+
+    async def build_target(place: PlaceErasure, *more: Any) -> ErasureTarget:
+        target = await build(place, *more)
+        found.append(((place.agent, place.memory), target))
+        return target
+
+    monkeypatch.setattr(eraser, "_build_target", build_target)
+    return found
 
 
 async def test_a_person_who_is_configured_after_weeks_finds_everything(tmp_path: Path) -> None:
@@ -67,7 +87,9 @@ async def test_a_person_who_is_configured_after_weeks_finds_everything(tmp_path:
         await world.gateway.assert_sound()
 
 
-async def test_a_forgotten_person_takes_nothing_of_a_former_owner_from_any_service(tmp_path: Path) -> None:
+async def test_a_forgotten_person_takes_nothing_of_a_former_owner_from_any_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The identity changed hands, and its peer at the services with it."""
     async with MemoryServices().run() as services, ModelServer() as model:
         quick = {name: {"visible_seconds": 0.0, "confirm_seconds": 0.05} for name in NAMES}
@@ -78,7 +100,7 @@ async def test_a_forgotten_person_takes_nothing_of_a_former_owner_from_any_servi
             await world.send("the zanzibar word is canary1x", DISCORD, DIRECT, "main")
             await world.send("hello", TELEGRAM, DIRECT, "main")
             before = await world.ask_memories("zanzibar canary1x", DISCORD, "main")
-            assert before == dict.fromkeys(NAMES, {"canary1x"})
+            assert before == {name: {"canary1x"} for name in NAMES}
             await app.admission.people.name_person(TELEGRAM, "grace", by="operator")
             now = app.clock.now()
             await app.admission.people.link_identity(
@@ -86,7 +108,12 @@ async def test_a_forgotten_person_takes_nothing_of_a_former_owner_from_any_servi
             )
             await world.send("the zanzibar word is canary2x", DISCORD, DIRECT, "main")
             await world.send("the zanzibar word is canary3x", TELEGRAM, DIRECT, "main")
+            targets = record_targets(app.memory_admin.eraser, monkeypatch)
             await app.memory_admin.forget_person("grace")
+            (mine,) = (it for memory, it in targets if memory == ("main", "honcho"))
+            assert mine.reused_identities == {DISCORD}
+            assert len(mine.shared_peers) == 1, "the peer that the former owner had, too"
+            assert not {*mine.shared_peers} & {*mine.peers}
             await world.gateway.wait_until_idle()
             assert await world.ask_memories("zanzibar canary1x", DISCORD, "main") == before
             found = str(await app.memory_admin.search_memories("zanzibar", agent="main", person=DISCORD))
