@@ -82,6 +82,13 @@ def test_an_unconfigured_person_is_refused(command_home: CommandHome, codes: lis
     assert command_home.run_in_process("pairing", "list", "--json").ok().json["granted"] == []
 
 
+def test_a_link_of_a_nick_says_since_when_it_counts(command_home: CommandHome, codes: list[str]) -> None:
+    always = command_home.run_in_process("people", "link", "telegram:666", "bob").ok().out
+    assert always.splitlines()[0].endswith("with everything said under it.")
+    dated = command_home.run_in_process("people", "link", "irc:eve", "bob").ok().out
+    assert "with everything said under it since 20" in dated
+
+
 def test_identities_are_linked_and_unlinked(command_home: CommandHome, codes: list[str]) -> None:
     command_home.run_in_process("people", "link", "discord:2002", "bob").ok()
     assert "discord:2002" in command_home.run_in_process("people", "list").ok().out

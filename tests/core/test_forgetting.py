@@ -62,10 +62,10 @@ def test_in_a_direct_chat_all_but_structural_entries_are_erased() -> None:
         ("system", Changed(change=SessionTitled(title="chat")), None),
         ("system", Changed(change=ContextReset()), None),
     )
-    assert forgetting.select_personal_entries(entries, {"ada"}) == forgetting.PersonalPart(
+    assert forgetting.select_personal_entries(entries, {"ada": 0.0}) == forgetting.PersonalPart(
         seqs=(1, 3, 4, 5), sole_speaker=True
     )
-    assert forgetting.select_personal_entries(entries, {"bob"}) == forgetting.PersonalPart()
+    assert forgetting.select_personal_entries(entries, {"bob": 0.0}) == forgetting.PersonalPart()
 
 
 def test_in_a_group_only_the_person_s_text_is_erased() -> None:
@@ -81,17 +81,17 @@ def test_in_a_group_only_the_person_s_text_is_erased() -> None:
         ("agent:main", Noted(text="ada has a code", stamp=Stamp(person="ada")), 6),
         ("person:bob", Changed(change=TaskRequested(text="ask about kumquat99", stamp=Stamp(person="bob"))), None),
     )
-    part = forgetting.select_personal_entries(entries, {"ada"})
+    part = forgetting.select_personal_entries(entries, {"ada": 0.0})
     assert part.seqs == (1, 4, 5, 8, 9)
     assert part.repeated == (8,)
     # a word that other people use too does not identify the person
-    assert forgetting.select_personal_entries(entries, {"ada"}, others={"kumquat99"}).repeated == ()
+    assert forgetting.select_personal_entries(entries, {"ada": 0.0}, others={"kumquat99"}).repeated == ()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ada", "bob"]), st.text(max_size=12)), max_size=12))
 def test_exactly_the_person_s_text_is_erased(said_: list[tuple[str, str]]) -> None:
     entries = log(*(heard(who, text) for who, text in said_))
-    seqs = set(forgetting.select_personal_entries(entries, {"ada"}).seqs)
+    seqs = set(forgetting.select_personal_entries(entries, {"ada": 0.0}).seqs)
     assert seqs == {entry.seq for entry in entries if entry.author == "person:ada"}
 
 

@@ -89,10 +89,17 @@ async def play_with_plugins(story: Sequence[CanaryEvent], *, more: dict[str, Any
         path = Path(directory)
         async with ModelServer() as model:
             memories = {}
+            outside = path / "outside"
+            outside.mkdir()
             for name, source in {"notebook": NOTEBOOK, "ledger": BY_USER}.items():
                 (path / name).mkdir()
                 (path / name / "__init__.py").write_text(source)
-                memories[name] = {"provider": "hermes-plugin", "path": str(path / name), "environ": {"KEPT": directory}}
+                memories[name] = {
+                    "provider": "hermes-plugin",
+                    "path": str(path / name),
+                    "environ": {"KEPT": str(outside)},
+                    "write_paths": [str(outside)],
+                }
             async with CanaryWorld(path, model, {**memories, **(more or {})}) as world:
                 world.finds_own = ("notebook", "ledger")
                 await world.play(story)

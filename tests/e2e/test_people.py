@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
+from everhold.admin.provider_erasure import ProviderEraser
+from everhold.core.erasure import PlaceErasure
+from everhold.core.people import IdentityProof
+from everhold.ports.memory import ErasureTarget
 from everhold.testing.model_server import ModelServer
 from tests.e2e.canary_world import DIRECT, CanaryWorld
 from tests.e2e.running_gateway import RunningGateway, make_model_section
 from tests.hermes.memory.test_isolation import LEAKING
+from tests.memories.services import NAMES, MemoryServices
 
 TELEGRAM, DISCORD, OTHER = "telegram:1", "discord:1", "discord:2"
 
@@ -30,6 +36,22 @@ def mark_index(path: Path) -> None:
         db.execute("insert into takes(session, seq, op) values ('marker', 0, 0)")
     finally:
         db.close()
+
+
+def record_targets(
+    eraser: ProviderEraser, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[tuple[str, str], ErasureTarget]]:
+    """Record what each memory is asked to delete."""
+    found = []
+    build = eraser._build_target
+
+    async def build_target(place: PlaceErasure, *more: Any) -> ErasureTarget:
+        target = await build(place, *more)
+        found.append(((place.agent, place.memory), target))
+        return target
+
+    monkeypatch.setattr(eraser, "_build_target", build_target)
+    return found
 
 
 async def test_a_person_who_is_configured_after_weeks_finds_everything(tmp_path: Path) -> None:
@@ -65,14 +87,54 @@ async def test_a_person_who_is_configured_after_weeks_finds_everything(tmp_path:
         await world.gateway.assert_sound()
 
 
+async def test_a_forgotten_person_takes_nothing_of_a_former_owner_from_any_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identity changed hands, and its peer at the services with it."""
+    async with MemoryServices().run() as services, ModelServer() as model:
+        quick = {name: {"visible_seconds": 0.0, "confirm_seconds": 0.05} for name in NAMES}
+        del quick["honcho"]["confirm_seconds"], quick["hindsight"]["visible_seconds"]
+        memories = {name: services.settings(name, **quick[name]) for name in NAMES}
+        async with CanaryWorld(tmp_path, model, memories) as world:
+            app = world.gateway.app
+            await world.send("the zanzibar word is canary1x", DISCORD, DIRECT, "main")
+            await world.send("hello", TELEGRAM, DIRECT, "main")
+            before = await world.ask_memories("zanzibar canary1x", DISCORD, "main")
+            assert before == {name: {"canary1x"} for name in NAMES}
+            await app.admission.people.name_person(TELEGRAM, "grace", by="operator")
+            now = app.clock.now()
+            await app.admission.people.link_identity(
+                DISCORD, "grace", proof=IdentityProof.OPERATOR, since=now, by="operator"
+            )
+            await world.send("the zanzibar word is canary2x", DISCORD, DIRECT, "main")
+            await world.send("the zanzibar word is canary3x", TELEGRAM, DIRECT, "main")
+            targets = record_targets(app.memory_admin.eraser, monkeypatch)
+            await app.memory_admin.forget_person("grace")
+            (mine,) = (it for memory, it in targets if memory == ("main", "honcho"))
+            assert mine.reused_identities == {DISCORD}
+            assert len(mine.shared_peers) == 1, "the peer that the former owner had, too"
+            assert not {*mine.shared_peers} & {*mine.peers}
+            await world.gateway.wait_until_idle()
+            assert await world.ask_memories("zanzibar canary1x", DISCORD, "main") == before
+            found = str(await app.memory_admin.search_memories("zanzibar", agent="main", person=DISCORD))
+            assert "canary1x" in found
+            for word in ("canary2x", "canary3x"):
+                for identity in (DISCORD, TELEGRAM):
+                    assert word not in str(await world.ask_memories(f"zanzibar {word}", identity, "main"))
+            await world.gateway.assert_sound()
+
+
 async def test_a_leaking_plugin_refuses_the_second_person_and_turns_go_on(tmp_path: Path) -> None:
     """Scenario 11. `status` names the plug-in and the reason."""
     (tmp_path / "leaking").mkdir()
     (tmp_path / "leaking" / "__init__.py").write_text(LEAKING)
+    outside = tmp_path / "outside"
+    outside.mkdir()
     memory = {
         "provider": "hermes-plugin",
         "path": str(tmp_path / "leaking"),
-        "environ": {"KEPT": str(tmp_path / "everybody.txt")},
+        "environ": {"KEPT": str(outside / "everybody.txt")},
+        "write_paths": [str(outside)],
     }
     async with ModelServer() as model:
         config = {
@@ -90,10 +152,10 @@ async def test_a_leaking_plugin_refuses_the_second_person_and_turns_go_on(tmp_pa
                 return "serves only the owner" in str(rows)
 
             await gateway.send_and_wait("my pin is hush7391", chat="a", who="ada")
-            await gateway.wait_until(lambda: (tmp_path / "everybody.txt").exists())
+            await gateway.wait_until(lambda: (outside / "everybody.txt").exists())
             assert await gateway.send_and_wait("what is the pin?", chat="b", who="bob")
             await gateway.wait_until(is_refused)
             asked = len(model.requests)
             assert await gateway.send_and_wait("and the pin?", chat="b", who="bob")
             assert "hush7391" not in "".join(request.body.decode() for request in model.requests[asked:])
-    assert "what is the pin" not in (tmp_path / "everybody.txt").read_text()
+    assert "what is the pin" not in (outside / "everybody.txt").read_text()

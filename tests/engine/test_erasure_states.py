@@ -288,7 +288,7 @@ class TestStates:
         """Simulator seed 2220: the audiences were not recorded, so a group was shown what a memory still had."""
         start(gateway)
         gateway.send_message(f"we all know {CANARY}", chat="room", kind="group", who="ada")
-        gateway.run(memory(gateway)._begin_erasure(("ada",), by="operator", rebuild=False))
+        gateway.run(memory(gateway)._begin_erasure({"ada": 0.0}, by="operator", rebuild=False))
         gateway.crash()
         gateway.start()
         gateway.run(memory(gateway).resume_erasures())

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from everhold.admin.memory import MemoryAdmin
 from everhold.core import people as core_people
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import Began, Changed, Ended, EntryKind, Heard, ModelUsage, Noted, Said, ToolCall
 from everhold.core.people import IdentityProof, PeopleDirectory, PeoplePlanner
 from everhold.engine.state_updates import update_people
+from everhold.errors import Transient
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
@@ -414,6 +416,58 @@ def test_a_later_start_leads_a_chat_out_of_the_session_of_the_former_owner(gatew
     now = gateway.clock.now()
     scenario.change(lambda it: it.link_identity(NICK, it.get_person(person), IdentityProof.OPERATOR, since=now))
     assert gateway.send_message("and now?", who=TELEGRAM, chat="t").session != theirs
+
+
+def make_admin(gateway: InProcessGateway) -> MemoryAdmin:
+    gateway.control.erasures = gateway.path / "erasures.log"
+    return MemoryAdmin(gateway.control, agents=lambda: ("main", "other"))
+
+
+def list_heard(gateway: InProcessGateway) -> str:
+    sessions = gateway.run(gateway.store.list_sessions(limit=100))
+    return str([it.body for session in sessions for it in gateway.read_log(session.id) if it.body is not None])
+
+
+def test_forgetting_a_person_leaves_what_a_former_owner_of_the_nick_said(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    take_over_nick(scenario)
+    admin = make_admin(gateway)
+    theirs = list_heard(gateway).count(WORD)
+    assert theirs > 0
+    gateway.send_message("the key is under the mango4711", who=NICK, chat="i")
+    gateway.send_message("the other key is under the papaya4712", who=TELEGRAM, chat="t")
+    plan = gateway.run(admin.plan_forgetting("grace"))
+    assert any(NICK in it and "before the link" in it for it in plan.remains)
+    gateway.run(admin.forget_person("grace"))
+    assert list_heard(gateway).count(WORD) == theirs
+    assert "mango4711" not in list_heard(gateway)
+    assert "papaya4712" not in list_heard(gateway)
+    gateway.run(admin.forget_person(NICK))
+    assert WORD not in list_heard(gateway), "who names the nick means all of it"
+
+
+@pytest.mark.parametrize("again", ["grace", TELEGRAM])
+def test_an_unfinished_forgetting_still_knows_the_former_owner(gateway: InProcessGateway, again: str) -> None:
+    """The links are gone by then. It is ordered again, and it is begun again after a restore."""
+    scenario = PeopleScenario(gateway)
+    take_over_nick(scenario)
+    admin = make_admin(gateway)
+    theirs = list_heard(gateway).count(WORD)
+    gateway.send_message("the key is under the mango4711", who=NICK, chat="i")
+    wipe, admin.wipe_index = admin.wipe_index, fail_to_wipe
+    gateway.run(admin.forget_person("grace"))
+    assert all(it.is_open for it in gateway.run(admin.records.load_all()))
+    gateway.run(admin.forget_person(again))
+    admin.wipe_index = wipe
+    for erasure in gateway.run(admin.records.load_all()):
+        gateway.run(admin.records.drop(erasure))
+    gateway.run(admin.resume_erasures(restored=True))
+    assert list_heard(gateway).count(WORD) == theirs
+    assert "mango4711" not in list_heard(gateway)
+
+
+async def fail_to_wipe() -> None:
+    raise Transient("the index cannot be wiped")
 
 
 # -- every order of events ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ in the store says how far each has come. A forgetting that only the file knows i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ class FiledErasure(Struct, frozen=True, kw_only=True):
 
     identities: tuple[str, ...]
     at: float
+    starts: Mapping[str, float] = {}
     rebuild: bool = False
     is_done: bool = False
     is_merged: bool = False
@@ -69,6 +70,7 @@ class ErasureRecords:
         if self.control.erasures is None:
             return
         line = {"session": "", "seqs": [], "forget": list(erasure.identities), "at": erasure.at, "done": done}
+        line |= {"since": erasure.starts} if erasure.starts else {}
         line |= {"rebuild": True} if erasure.rebuild else {}
         line |= {"merged": True} if merged else {}
         append_line(self.control.erasures, msgspec.json.encode(line))
@@ -82,6 +84,7 @@ class ErasureRecords:
                 found[names, line["at"]] = FiledErasure(
                     identities=names,
                     at=line["at"],
+                    starts=line.get("since", {}),
                     rebuild=bool(line.get("rebuild")),
                     is_done=line["done"] or (before is not None and before.is_done),
                     is_merged=bool(line.get("merged")) or (before is not None and before.is_merged),

@@ -23,6 +23,7 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import erasure as erasures
 from everhold.core.erasure import PersonErasure, PlaceErasure, combine_states, is_ask_due, is_half_read, make_erasure_id
+from everhold.core.forgetting import IdentityStarts
 from everhold.core.people import IdentityProof
 from everhold.engine.effects import deliver_outside
 from everhold.errors import EverholdError, InvalidRequest, NotFound
@@ -138,9 +139,10 @@ class PersonForgetter:
 
     async def plan_forgetting(self, person: str) -> ForgetReport:
         """Return what forgetting would do, without changing anything."""
-        names = await self._list_names(person)
+        names = await self._list_starts(person)
         erasure = PersonErasure(
-            identities=names,
+            identities=tuple(names),
+            starts=_select_starts(names),
             at=self.gates.clock.now(),
             upto_pos=await self.store.last_pos(),
             places=self._list_places(),
@@ -154,7 +156,7 @@ class PersonForgetter:
         With `rebuild`, memories store the words of others anew where they can delete only both together.
         """
         async with self._lock:
-            names = await self._list_names(person)
+            names = await self._list_starts(person)
             erasure = await self._begin_erasure(names, by=by, rebuild=rebuild)
             return await self._run_forgetting(erasure, force=True)
 
@@ -246,24 +248,38 @@ class PersonForgetter:
                     return erasure.identities
         return people.list_names(person)
 
+    async def _list_starts(self, person: str) -> dict[str, float]:
+        """Every identity of a person, and the time from which on what it said is theirs. An identity that is named
+        itself stands for itself at all times.
+        """
+        names = await self._list_names(person)
+        people = await self.store.get_people()
+        starts: IdentityStarts = dict(people.list_name_starts(person))
+        if people.resolve_name(person) is None:  # the links went with the forgetting that is unfinished
+            starts = next((it.starts for it in await self.records.load_all() if it.identities == names), {})
+        return {it: 0.0 if it == person else starts.get(it, 0.0) for it in names}
+
     # -- one forgetting ----------------------------------------------------------------------------------------------
 
-    async def _begin_erasure(self, names: tuple[str, ...], *, by: str, rebuild: bool) -> PersonErasure:
+    async def _begin_erasure(self, names: IdentityStarts, *, by: str, rebuild: bool) -> PersonErasure:
         """Record a forgetting before anything is erased. It continues an unfinished one of the same identities."""
+        identities = tuple(names)
         erasure = PersonErasure(
-            identities=names,
+            identities=identities,
+            starts=_select_starts(names),
             at=self.gates.clock.now(),
             upto_pos=await self.store.last_pos(),
             by=by,
-            label=(await self.store.get_people()).find_label(names[0]),
+            label=(await self.store.get_people()).find_label(identities[0]),
             places=self._list_places(),
             rebuild=rebuild,
         )
-        merged = [it for it in await self.records.load_all() if it.is_open and it.identities == names]
+        merged = [it for it in await self.records.load_all() if it.is_open and it.identities == identities]
         for one in merged:
             known = {(it.agent, it.memory): it for it in one.places}
             erasure = structs.replace(
                 erasure,
+                starts=_select_starts({it: min(since, one.names[it]) for it, since in erasure.names.items()}),
                 label=erasure.label or one.label,
                 audiences=tuple(dict.fromkeys((*erasure.audiences, *one.audiences))),
                 # each is asked again, because the person may have said something since
@@ -284,6 +300,7 @@ class PersonForgetter:
         """Record a forgetting that the store does not know. What was asked and answered before is lost with it."""
         erasure = PersonErasure(
             identities=filed.identities,
+            starts=filed.starts,
             at=filed.at,
             upto_pos=await self._find_pos_at(filed.at),
             by="system",
@@ -306,7 +323,7 @@ class PersonForgetter:
         erasure = await self._ask_places(erasure, force=force)
         erasure = await self._read_places(erasure)
         # a turn may have recalled something from a provider before that deleted it
-        later, more = await self.personal_data.erase_entries(erasure.identities, upto=erasure.moment, by=erasure.by)
+        later, more = await self.personal_data.erase_entries(erasure.names, upto=erasure.moment, by=erasure.by)
         problems = await self._wipe_index()
         if not problems and (later or not erasure.log_erased):
             erasure = structs.replace(erasure, log_erased_at=self.gates.clock.now())
@@ -332,7 +349,7 @@ class PersonForgetter:
 
     async def _erase_here(self, erasure: PersonErasure) -> tuple[ForgetReport, PersonErasure]:
         """Erase the person from the log and the state records. Return what there was, and the saved forgetting."""
-        names = erasure.identities
+        names = erasure.names
         plan = await self._build_plan(erasure)
         # afterwards nobody knows who could read it
         audiences = (*erasure.audiences, *await self.personal_data.list_audiences(plan.sessions))
@@ -428,7 +445,7 @@ class PersonForgetter:
     # -- reports -------------------------------------------------------------------------------------------------------
 
     async def _build_plan(self, erasure: PersonErasure) -> ForgetReport:
-        names, upto, data = erasure.identities, erasure.moment, self.personal_data
+        names, upto, data = erasure.names, erasure.moment, self.personal_data
         parts = await data.list_parts(names, upto=upto)
         places = {(part.session, seq) for part in parts for seq in part.seqs}
         dead_letters = sum((item.session, item.seq) in places for item in await self.store.list_dead_letters())
@@ -441,11 +458,15 @@ class PersonForgetter:
         given = [it for it in names if it in people.identities and people.identities[it].proof == IdentityProof.CONFIG]
         if given:
             remains.append(f"config.yaml, which names {', '.join(given)} under people; remove it there")
+        if erasure.starts:
+            remains.append(
+                f"what {', '.join(sorted(erasure.starts))} said before the link, because it may be another person's"
+            )
         if former:
             remains.append(f"identities that were linked to the person once and are not now: {', '.join(former)}")
         return ForgetReport(
-            person=names[0],
-            names=names,
+            person=erasure.identities[0],
+            names=erasure.identities,
             former=former,
             state=ErasureState.PLANNED,
             sessions=tuple(parts),
@@ -518,6 +539,11 @@ def _add_missing_places(erasure: PersonErasure, wanted: Collection[PlaceErasure]
     known = {_get_key(it) for it in erasure.places}
     missing = tuple(it for it in wanted if _get_key(it) not in known)
     return structs.replace(erasure, places=(*erasure.places, *missing))
+
+
+def _select_starts(names: IdentityStarts) -> dict[str, float]:
+    """Return the identities that stand for the person only from a time on."""
+    return {it: since for it, since in names.items() if since > 0}
 
 
 def _mark_interrupted(erasure: PersonErasure) -> PersonErasure:

@@ -21,7 +21,6 @@ from everhold.core.erasure import ErasureMoment
 from everhold.core.facts import Fact
 from everhold.core.peers import PeerBook
 from everhold.core.recall import RecalledItem, merge_results, select_relevant, trace_item
-from everhold.core.schedule import Schedule
 from everhold.engine.commands import memory as commands_memory
 from everhold.engine.effects import deliver_outside
 from everhold.engine.memory import backfill, health as memory_health, recall, rekey, resend
@@ -116,11 +115,6 @@ class MemoryAdmin(PersonForgetter):
             for fact in everything
             if any(f"person:{name}" in fact.stamp.audience and fact.at >= since for name, since in starts.items())
         ]
-
-    async def _list_starts(self, person: str) -> dict[str, float]:
-        """Every identity of a person, and the time from which on what it said is theirs."""
-        starts = dict((await self.store.get_people()).list_name_starts(person))
-        return {name: starts.get(name, 0.0) for name in await self._list_names(person)}
 
     async def explain_answer(self, name: str, *, at: int | None = None) -> dict[str, Any]:
         """What was recalled, from where, and what was left out, for the answer at or last before entry `at`."""
@@ -405,24 +399,16 @@ class MemoryAdmin(PersonForgetter):
     async def export_person(self, person: str) -> AsyncIterator[dict[str, Any]]:
         """Everything of a person, one record each: from the log, then from every provider that can export."""
         starts = await self._list_starts(person)
-
-        def list_names(at: float) -> list[str]:
-            return [name for name, since in starts.items() if at >= since]
-
         async for session in self.personal_data.iterate_sessions():
             for entry in await self.store.list_entries(
                 session.id, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED)
             ):
-                own = isinstance(entry.body, Heard | Said | Noted) and forgetting.is_spoken_by(
-                    entry, list_names(entry.at)
-                )
+                own = isinstance(entry.body, Heard | Said | Noted) and forgetting.is_spoken_by(entry, starts)
                 if own:
                     yield {"from": "log", "agent": session.agent, "session": session.id, **render_entry(entry)}
             await asyncio.sleep(0)
-        for kept in await self.personal_data.list_schedules(tuple(starts), upto=_EVER):
-            schedule = msgspec.json.decode(kept.value, type=Schedule)
-            if forgetting.is_scheduled_by(schedule, list_names(schedule.made)):
-                yield {"from": "schedules", **msgspec.json.decode(kept.value)}
+        for kept in await self.personal_data.list_schedules(starts, upto=_EVER):
+            yield {"from": "schedules", **msgspec.json.decode(kept.value)}
         for place in self._list_places():
             async for record in self._export_from_memory(place.memory, place.agent, starts):
                 yield {"from": place.memory, "agent": place.agent, **record}

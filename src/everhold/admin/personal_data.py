@@ -14,6 +14,7 @@ from everhold.core import forgetting
 from everhold.core.attachments import list_incoming_attachments
 from everhold.core.entries import EntryKind, Thought
 from everhold.core.erasure import ErasureMoment
+from everhold.core.forgetting import IdentityStarts, is_of_person
 from everhold.core.people import PeoplePlanner
 from everhold.core.recall import RecallRecord, RecallTrace
 from everhold.core.schedule import Schedule
@@ -60,7 +61,7 @@ class PersonalData:
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
-    async def list_parts(self, names: tuple[str, ...], *, upto: ErasureMoment) -> list[SessionErasure]:
+    async def list_parts(self, names: IdentityStarts, *, upto: ErasureMoment) -> list[SessionErasure]:
         """The person's entries in each session that are not erased yet."""
         others: set[str] = set()
         concerned: list[Session] = []
@@ -104,7 +105,7 @@ class PersonalData:
         return list(dict.fromkeys(found))
 
     async def erase_entries(
-        self, names: tuple[str, ...], *, upto: ErasureMoment, by: str
+        self, names: IdentityStarts, *, upto: ErasureMoment, by: str
     ) -> tuple[list[SessionErasure], int]:
         """Erase the person's entries, with their recall records and attachments. Return the erased entries and the
         number of recall records.
@@ -127,7 +128,7 @@ class PersonalData:
         return erased, len(recalls)
 
     async def find_recall_blobs(
-        self, names: Collection[str], parts: Collection[SessionErasure], *, upto: ErasureMoment
+        self, names: IdentityStarts, parts: Collection[SessionErasure], *, upto: ErasureMoment
     ) -> list[str]:
         """The blobs of recall records, in any session, that contain something of the person. A turn that runs now may
         add one later.
@@ -143,7 +144,7 @@ class PersonalData:
                 if why is None:
                     continue
                 if entry.pos <= upto.pos:
-                    is_personal = _is_about_person(why, names, places)
+                    is_personal = _is_about_person(why, names, places, at=entry.at)
                 else:
                     is_personal = await self._shows_erased(why, names, places, upto=upto)
                 if is_personal:
@@ -153,7 +154,7 @@ class PersonalData:
         return list(dict.fromkeys(found))
 
     async def _shows_erased(
-        self, why: RecallRecord, names: Collection[str], places: Collection[tuple[str, int]], *, upto: ErasureMoment
+        self, why: RecallRecord, names: IdentityStarts, places: Collection[tuple[str, int]], *, upto: ErasureMoment
     ) -> bool:
         """Whether a later recall still showed something that was erased."""
         traces = _list_traces(why)
@@ -162,7 +163,7 @@ class PersonalData:
         return any(
             (it.session, it.seq) in places
             or (it.session, it.seq) in gone
-            or (not it.session and it.person in names and it.at <= upto.at)
+            or (not it.session and is_of_person(it.person, names, at=it.at or upto.at) and it.at <= upto.at)
             for it in traces
         )
 
@@ -175,8 +176,11 @@ class PersonalData:
                 blobs -= {attachment.blob for attachment in list_incoming_attachments(entry)}
         return blobs
 
-    async def list_sessions_of(self, names: Collection[str]) -> list[Session]:
-        """The sessions in which the person spoke. An erased entry still has its author."""
+    async def list_sessions_of(self, identities: Collection[str]) -> list[Session]:
+        """The sessions in which one of these identities ever spoke, whosever it was. An erased entry still has its
+        author.
+        """
+        names = dict.fromkeys(identities, 0.0)
         found = []
         async for session in self.iterate_sessions():
             entries = await self.store.list_entries(session.id)
@@ -194,7 +198,7 @@ class PersonalData:
 
     # -- outside of the log --------------------------------------------------------------------------------------------
 
-    async def remove_records(self, names: Collection[str], *, upto: ErasureMoment) -> int:
+    async def remove_records(self, names: IdentityStarts, *, upto: ErasureMoment) -> int:
         """Delete what is stored about the person outside of the log. Return the number of records."""
         found = await self.list_records(names, upto=upto)
         for kept in (*await self.list_schedules(names, upto=upto), *found):
@@ -211,7 +215,7 @@ class PersonalData:
         await self._forget_identities(names, upto=upto)
         return len(found)
 
-    async def list_schedules(self, names: Collection[str], *, upto: ErasureMoment) -> list[StateRecord]:
+    async def list_schedules(self, names: IdentityStarts, *, upto: ErasureMoment) -> list[StateRecord]:
         """The state records of the schedules that the person made by then."""
         found = []
         for kept in await self.store.list_state_records(StateNamespace.SCHEDULE):
@@ -255,10 +259,13 @@ class PersonalData:
         return tuple(dict.fromkeys(former))
 
 
-def _is_about_person(why: RecallRecord, names: Collection[str], places: Collection[tuple[str, int]]) -> bool:
-    return any(one.person in names or (one.session, one.seq) in places for one in _list_traces(why)) or any(
-        f"person:{name}" in why.audience for name in names
-    )
+def _is_about_person(
+    why: RecallRecord, names: IdentityStarts, places: Collection[tuple[str, int]], *, at: float
+) -> bool:
+    return any(
+        is_of_person(one.person, names, at=one.at or at) or (one.session, one.seq) in places
+        for one in _list_traces(why)
+    ) or any(f"person:{name}" in why.audience and at >= since for name, since in names.items())
 
 
 def _list_traces(why: RecallRecord) -> tuple[RecallTrace, ...]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 from msgspec import structs
 
 from everhold.core import erasure
 from everhold.core.consumers import backfill_consumer, get_memory_name, memory_consumer, rekey_consumer
-from everhold.core.entries import Changed, EntryDraft, MemoryNameSet, Stamp
+from everhold.core.entries import Changed, Entry, EntryDraft, MemoryNameSet, Stamp
 from everhold.core.erasure import PersonErasure, PlaceErasure
 from everhold.core.exchange import get_original_key
-from everhold.core.peers import PeerBook
+from everhold.core.peers import PeerBook, find_peer_at
 from everhold.core.people import PERSON_MEMBER
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.effects import deliver_outside
@@ -123,24 +123,30 @@ class ProviderEraser:
         self, place: PlaceErasure, person: PersonErasure, sessions: Collection[Session]
     ) -> ErasureTarget:
         book = PeerBook(await self.store.list_peers(memory=place.memory, agent=place.agent))
-        peers, shared_peers = book.split_peers(person.identities)
         audience = {it.removeprefix(PERSON_MEMBER) for members in person.audiences for it in members}
         keys: list[str] = []
         kept: list[str] = []
         remote_ids: list[str] = []
+        former: dict[str, set[str]] = {}
         for session in sessions:
             if session.agent == place.agent:
                 entries = await self.store.list_entries(session.id)
+                for identity, entry in _list_of_former_owners(entries, person):
+                    row = find_peer_at(book.list_records(identity), entry.pos)
+                    former.setdefault(identity, set()).update([row.peer] if row is not None else ())
                 erased = erasure.list_erased_keys(session.id, entries)
                 kept += erasure.list_kept_keys(session.id, entries)
                 receipts = await self._list_receipts(session.id, place.memory)
                 mine = [it for it in receipts if get_original_key(it.key) in set(erased)]
                 keys += [*erased, *(it.key for it in mine)]
                 remote_ids += [it.remote for it in mine if it.remote]
+        own, shared = book.split_peers(person.identities)
+        reused_peers = set().union(*former.values())
         return ErasureTarget(
             identities=person.identities,
-            peers=peers,
-            shared_peers=shared_peers,
+            peers=tuple(it for it in own if it not in reused_peers),
+            shared_peers=(*shared, *(it for it in own if it in reused_peers)),
+            reused_identities=frozenset(former),
             kept_keys=frozenset(kept),
             before=person.at,
             peers_of={it: tuple(dict.fromkeys(row.peer for row in book.list_records(it))) for it in sorted(audience)},
@@ -216,6 +222,14 @@ class ProviderEraser:
             for session in page:
                 yield session
             after = page[-1].id
+
+
+def _list_of_former_owners(entries: Iterable[Entry], person: PersonErasure) -> Iterator[tuple[str, Entry]]:
+    """Yield what the person's identities said before they were the person's."""
+    for entry in entries if person.starts else ():
+        identity = entry.author.removeprefix(PERSON_MEMBER)
+        if entry.author != identity and entry.at < person.starts.get(identity, 0.0):
+            yield identity, entry
 
 
 def _list_consumers(memory: str) -> tuple[str, ...]:

@@ -40,7 +40,9 @@ async def link_identity(call: ApiCall) -> Response:
     person = await call.context.gateway.people.link_identity(
         given.identity, given.person, proof=IdentityProof.OPERATOR, by=call.identity, since=given.since
     )
-    return build_json_response({"identity": given.identity, "person": person.label or person.id})
+    record = (await _load_people(call)).identities.get(given.identity)
+    since = record.since if record is not None else 0.0
+    return build_json_response({"identity": given.identity, "person": person.label or person.id, "since": since})
 
 
 async def unlink_identity(call: ApiCall) -> Response:

@@ -740,6 +740,9 @@ class PeopleEventsResponse(Struct):
 class IdentityLinkResponse(Struct):
     identity: str
     person: str
+    since: Annotated[float, Meta(description="From when on the identity is this person's, in seconds; 0: always.")] = (
+        0.0
+    )
 
 
 class WaitingToolView(Struct):

@@ -119,6 +119,8 @@ class PersonErasure(StoredRecord, frozen=True, kw_only=True):
     """
 
     identities: tuple[str, ...]
+    starts: Mapping[str, float] = {}
+    """Those identities that stand for the person only from a time on. What they said before is a former owner's."""
     at: float
     upto_pos: int = 0
     """The last entry of the log when it began. Later ones are of somebody who came back."""
@@ -135,6 +137,11 @@ class PersonErasure(StoredRecord, frozen=True, kw_only=True):
     @property
     def moment(self) -> ErasureMoment:
         return ErasureMoment(self.upto_pos, self.at)
+
+    @property
+    def names(self) -> dict[str, float]:
+        """Every identity, and the time from which on it stands for the person."""
+        return {it: self.starts.get(it, 0.0) for it in self.identities}
 
     @property
     def log_erased(self) -> bool:

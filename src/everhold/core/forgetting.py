@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -35,6 +35,10 @@ from everhold.core.quotas import SubjectKind
 from everhold.core.schedule import Schedule
 from everhold.ports.store import StateNamespace, StateRecord, split_state_scope
 
+IdentityStarts: TypeAlias = Mapping[str, float]
+"""The identities of a person -> the time from which on each stands for the person; 0: always. What was said before is
+of a former owner of the identity.
+"""
 MIN_WORD_CHARS: Final = 4
 """Fewest characters of a word that can show that a text repeats another."""
 _WORD: Final = re.compile(r"\w+")
@@ -78,11 +82,17 @@ def _is_memory_name_change(entry: Entry) -> bool:
     return isinstance(entry.body, Changed) and isinstance(entry.body.change, MemoryNameSet)
 
 
-def is_scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
+def is_of_person(identity: str, names: IdentityStarts, *, at: float) -> bool:
+    """Return whether an identity stood for the person at a time."""
+    return identity in names and at >= names[identity]
+
+
+def is_scheduled_by(schedule: Schedule, names: IdentityStarts) -> bool:
     """Return whether a person with one of `names` made a schedule. A schedule stores the person's
     id on its platform.
     """
-    return schedule.sender in names or f"{schedule.place.platform}:{schedule.sender}" in names
+    made_by = (schedule.sender, f"{schedule.place.platform}:{schedule.sender}")
+    return any(is_of_person(it, names, at=schedule.made) for it in made_by)
 
 
 def is_record_of(record: StateRecord, names: Collection[str]) -> bool:
@@ -117,14 +127,15 @@ def _read_field(record: StateRecord, name: str) -> object:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def is_spoken_by(entry: Entry, names: Collection[str]) -> bool:
+def is_spoken_by(entry: Entry, names: IdentityStarts) -> bool:
     """Return whether a person with one of `names` is the author, or is named in the stamp. An erased entry still has
     its author.
     """
-    if entry.author.startswith("person:") and entry.author.removeprefix("person:") in names:
+    author = entry.author.removeprefix("person:") if entry.author.startswith("person:") else ""
+    if is_of_person(author, names, at=entry.at):
         return True
     stamp = get_stamp(entry)
-    return stamp is not None and stamp.person in names
+    return stamp is not None and is_of_person(stamp.person, names, at=entry.at)
 
 
 def get_stamp(entry: Entry) -> Stamp | None:
@@ -149,7 +160,7 @@ def select_past_entries(entries: Sequence[Entry], upto_pos: int) -> list[Entry]:
 
 
 def select_personal_entries(
-    entries: Sequence[Entry], names: Collection[str], *, others: Collection[str] = ()
+    entries: Sequence[Entry], names: IdentityStarts, *, others: Collection[str] = ()
 ) -> PersonalPart:
     """Return the entries of one session that belong to the person. `others` are words that other people use here or
     elsewhere.
@@ -225,7 +236,7 @@ def extract_distinctive_words(text: str) -> set[str]:
     return found
 
 
-def collect_words_of_others(entries: Iterable[Entry], names: Collection[str]) -> set[str]:
+def collect_words_of_others(entries: Iterable[Entry], names: IdentityStarts) -> set[str]:
     """Return the words that people other than `names` use."""
     found: set[str] = set()
     for entry in entries:

@@ -196,6 +196,8 @@ class ErasureTarget(Struct, frozen=True, kw_only=True):
     """The recorded peers of these identities that stand for nobody else."""
     shared_peers: tuple[str, ...] = ()
     """Their recorded peers under which other people have something, too."""
+    reused_identities: frozenset[str] = frozenset()
+    """Those identities that belonged to somebody else before. What is filed under them is not all this person's."""
     peers_of: Mapping[str, tuple[str, ...]] = {}
     """Identity -> all its recorded peers, for everybody in `audiences`."""
     keys: tuple[str, ...] = ()

@@ -95,6 +95,18 @@ def choose_word(stamp: Stamp) -> str:
     return f"pin{abs(hash(stamp.address)) % 10**8}"
 
 
+async def test_the_home_of_an_identity_that_changed_hands_is_not_removed(tmp_path: Path) -> None:
+    """Its former owner spoke there, too. The report names it."""
+    async with HermesPluginHarness(tmp_path, NOTEBOOK).open(None, hermes_home="") as plugin:
+        await tell(plugin, BOB, "the pin of mine is 4711")
+        target = ErasureTarget(identities=("bob",), reused_identities=frozenset({"bob"}))
+        states = {it.what: it.state for it in await plugin.forget(target)}
+        assert states["the plug-in's home homes/bob"] is ErasureState.CANNOT
+        assert "4711" in read_all(tmp_path)
+        await plugin.forget(ErasureTarget(identities=("bob",)))
+        assert not (tmp_path / "data" / "homes" / "bob").exists()
+
+
 # -- homes -------------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,8 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
         match args.action:
             case "link":
                 done = await calls.link_identity(args.identity, args.person, since=args.since)
-                text = f"{done['identity']} belongs to {done['person']} now, with everything said under it."
+                start = f" since {format_time(done['since'])}" if done["since"] else ""
+                text = f"{done['identity']} belongs to {done['person']} now, with everything said under it{start}."
                 moves = await _list_moves(calls, args.identity, done["person"])
             case "unlink":
                 done = await calls.unlink_identity(args.identity)

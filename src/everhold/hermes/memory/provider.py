@@ -324,6 +324,8 @@ class HermesMemory:
         deletions: dict[str, ProviderDeletion] = {}
         for identity in target.identities:
             alone, shared = self._homes.list_homes_of(identity)
+            if identity in target.reused_identities:
+                alone, shared = [], [*alone, *shared]
             for home in alone:
                 if self._homes.get_made_at(home.key) <= target.before:
                     found = await self._delete_home(home, identity)

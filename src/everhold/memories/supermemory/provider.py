@@ -263,7 +263,8 @@ class SupermemoryMemory:
         audience, found = (f"person:{person}",), dict[str, bool]()
         for peer in dict.fromkeys((person, *peers, *shared_peers)):
             ns, *before = self.list_namespaces(audience, {person: peer})
-            found.setdefault(ns, "{person}" in self.settings.namespace and peer not in shared_peers)
+            is_private = "{person}" in self.settings.namespace and peer not in shared_peers
+            found[ns] = found.get(ns, True) and is_private  # two names may mean the same namespace
             for shared in before:
                 found.setdefault(shared, False)
         return found
