@@ -135,6 +135,43 @@ async def test_half_open_heads_do_not_keep_others_out(
         await wait_until(lambda: len(gateway.web.pool) == 0)
 
 
+async def test_slow_bodies_without_a_credential_keep_nobody_from_logging_in(
+    tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 50)
+    async with open_gateway(tmp_path, model) as gateway:
+        gateway.web.guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS  # nobody is closed as too slow
+        slow = []
+        try:
+            for _ in range(120):
+                _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                writer.write(b"POST /api/login HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+                slow.append(writer)
+            await wait_until(lambda: gateway.web.pool.closed >= 70)
+            async with gateway.client("") as page, gateway.client(BOB) as bob:
+                assert (await page.post("/api/login", json={"token": ADA})).status_code == 200
+                assert (await bob.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == 202
+        finally:
+            for writer in slow:
+                writer.close()
+
+
+async def test_refused_requests_and_wrong_logins_of_one_address_keep_nobody_from_logging_in(
+    gateway: ApiGateway, as_: As
+) -> None:
+    page = as_("")
+    while (await page.get("/api/me")).status_code != 429:
+        continue
+    while (await page.post("/api/login", json={"token": "x" * 40})).status_code != 429:
+        continue
+    assert (await page.post("/api/login", json={"token": ADA})).status_code == 200
+
+
+async def test_a_caller_without_a_credential_can_send_little(as_: As) -> None:
+    long = await as_("").post("/api/login", json={"token": "x" * 20_000})
+    assert (long.status_code, long.json()["error"]["message"]) == (413, "a request may have at most 16,384 bytes")
+
+
 async def test_slow_bodies_of_one_token_do_not_keep_others_out(gateway: ApiGateway, as_: As) -> None:
     guard = gateway.web.guard
     guard.body_seconds = 10 * LIMIT_SECONDS

@@ -60,9 +60,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         return bool(getattr(self.transport, "is_proven", False))
 
     def is_idle(self) -> bool:
-        """Whether no request on this connection is being answered."""
+        """Whether no request on this connection is being answered, or one without a credential is still arriving."""
         cycle: Any = self.cycle  # None before the first request, whatever its annotation says
-        return cycle is None or cycle.response_complete
+        return cycle is None or cycle.response_complete or (cycle.more_body and not self.is_proven)
 
     def close_idle(self) -> None:
         self.transport.close()
