@@ -309,6 +309,22 @@ async def test_a_refused_message_is_429_with_retry_after_and_operators_are_not_r
             assert 'everhold_messages_limited_total{quota="messages_per_minute"} 3' in metrics
 
 
+@pytest.mark.parametrize("quota", ["messages_per_minute: 4", "bytes_per_day: 3500"])
+async def test_a_note_counts_like_a_message(tmp_path: Path, model: ModelServer, quota: str) -> None:
+    async with open_gateway(tmp_path, model, f"{{member: {{{quota}, waiting_messages: 2}}}}") as gateway:
+        async with gateway.client(ADA) as ada, gateway.client(OPERATOR) as operator:
+            session = (await ada.post("/api/messages", json={"chat": "x", "text": "a"})).json()["session"]
+            note = {"session": session, "text": "n" * 1_000}
+            noted = [await ada.post("/api/notes", json=note) for _ in range(5)]
+            assert [it.status_code for it in noted] == [202, 202, 202, 429, 429]
+            assert int(noted[-1].headers["retry-after"]) >= 1
+            assert (await operator.post("/api/notes", json=note)).status_code == 202
+            kinds = [entry["kind"] for entry in await gateway.entries(session)]
+            assert kinds.count("noted") == 4, "a refused note is not stored"
+            limited = (await operator.get("/api/status")).json()["limited"]
+            assert [(it["subject"], it["count"]) for it in limited] == [("sender:http:ada", 2)]
+
+
 async def test_daily_spend_is_limited_for_people_who_are_not_owners(tmp_path: Path, model: ModelServer) -> None:
     async with open_gateway(tmp_path, model, "{spend: {tokens_per_day: 10}}") as gateway:
         asked = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}

@@ -19,6 +19,8 @@ from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import HttpSettings, Settings
 from everhold.core.entries import ChatLocation
 from everhold.core.people import PERSON_MEMBER, build_identity
+from everhold.core.quotas import QuotaRefusal
+from everhold.core.roles import PersonRole
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
@@ -67,6 +69,8 @@ class GatewayServices:
     """Returns what the owner has seen of each tool server, and what waits for a confirmation."""
     confirm_tools: Callable[[str, str], Awaitable[dict[str, Any]]]
     """(server, digest) -> what is offered from now on."""
+    take_note: Callable[[str, PersonRole, ChatLocation, int], Awaitable[QuotaRefusal | None]]
+    """(identity, role, chat, size) -> the quota that refuses a note."""
     count_refusals: Callable[[], RefusalCounts]
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""

@@ -190,7 +190,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
     runtime = context.agents.get_runtime(asked.agent, {})
     person = build_identity(http.NAME, call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
     # the messages are not stored, but their cost counts towards the same budgets as that of turns
-    limits = runtime.limits(Stamp(person=person), await _find_payer_role(call, asked.agent, person))[:2]
+    limits = runtime.limits(Stamp(person=person), await find_payer_role(call, asked.agent, person))[:2]
     request = ModelRequest(
         system="\n\n".join(part for part in (runtime.system, asked.system) if part),
         messages=asked.messages,
@@ -238,8 +238,8 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
             raise AssertionError(event)
 
 
-async def _find_payer_role(call: ApiCall, agent: str, person: str) -> PersonRole:
-    """Return the role that decides about the spend quota of a caller without a session."""
+async def find_payer_role(call: ApiCall, agent: str, person: str) -> PersonRole:
+    """Return the role that decides about the quotas of a caller whose message is not stored."""
     settings = call.context.agents.settings
     label = identify_person(person, await call.context.store.get_people()).label
     is_owner = label and label in (*settings.access.owners, *settings.get_agent(agent).owners)

@@ -19,6 +19,7 @@ import msgspec
 
 from everhold.core.access import AdmissionDecision
 from everhold.core.address import parse_address
+from everhold.core.entries import ChatLocation
 from everhold.core.people import PERSON_MEMBER
 from everhold.core.quotas import (
     DAILY_QUOTAS,
@@ -105,14 +106,17 @@ class MessageCharge:
 
     def give_back_stored(self) -> None:
         """Return what only a stored message takes. A refused message still counts in the rate."""
+        self.give_back_waiting()
+        for meter in self.taken_bytes:
+            meter.bytes_left += self.size
+        self.taken_bytes = []
+
+    def give_back_waiting(self) -> None:
         if self.taken_waiting:
             self.taken_waiting = False
             for meter, _ in self.parts:
                 meter.waiting -= 1
                 meter.waiting_bytes -= self.text_size
-        for meter in self.taken_bytes:
-            meter.bytes_left += self.size
-        self.taken_bytes = []
 
 
 class MessageQuotas:
@@ -171,6 +175,22 @@ class MessageQuotas:
             asks=admission.asks and not incoming.bot and not incoming.notice and incoming.addressed,
             is_local=origin.platform == "http",
         )
+
+    async def take_note(self, identity: str, role: PersonRole, origin: ChatLocation, size: int) -> QuotaRefusal | None:
+        """Charge a note like a message. Nothing is answered, so it does not wait."""
+        if is_exempt(role):
+            return None
+        settings = self._settings()
+        limits = (settings.member, settings.chat, settings.account)
+        meters = self._find_meters((identity, origin.platform, origin.account, origin.chat))
+        charge = MessageCharge(
+            tuple(zip(meters, limits, strict=True)), text_size=size, size=size, asks=False, is_local=True
+        )
+        refusal = await self.take(charge)
+        charge.give_back_waiting()
+        if refusal is not None:
+            self.record_refusal(refusal)
+        return refusal
 
     async def take(self, charge: MessageCharge) -> QuotaRefusal | None:
         """Take the charge, or return the quota that refuses it. Then nothing is taken, except from the rate."""
