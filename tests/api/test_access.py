@@ -341,6 +341,26 @@ async def test_a_service_s_user_is_nobody_that_the_gateway_knows(gateway: ApiGat
     assert people.find_label("http:shop") == "", "the token itself is no person either"
 
 
+async def test_every_route_reads_the_name_of_a_service_s_user_alike(gateway: ApiGateway) -> None:
+    headers = {b"x-everhold-person": "Zoë".encode()}
+    asked = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}
+    async with gateway.client(SERVICE) as client:
+        named = {"chat": "x", "text": "hello", "person": "Zoë"}
+        made = (await client.post("/api/messages", json=named)).json()["session"]
+        again = {**headers, b"x-everhold-session": b"x"}
+        assert (await client.post("/v1/chat/completions", json=asked, headers=again)).status_code == 200
+        assert [it["id"] for it in (await client.get("/api/sessions", headers=headers)).json()["sessions"]] == [made]
+        misread = {**named, "person": "ZoÃ«"}
+        other = (await client.post("/api/messages", json=misread)).json()["session"]
+        assert (await client.get(f"/api/sessions/{other}", headers=headers)).status_code == 404
+
+
+async def test_a_request_names_one_user_of_a_service(gateway: ApiGateway) -> None:
+    async with gateway.client(SERVICE) as client:
+        twice = [("x-everhold-person", "eve"), ("x-everhold-person", "ada")]
+        assert (await client.get("/api/sessions", headers=twice)).status_code == 400
+
+
 async def test_services_and_metrics_cannot_log_in(gateway: ApiGateway) -> None:
     async with gateway.client("") as client:
         for token in (SERVICE, METRICS):

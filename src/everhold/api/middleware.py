@@ -32,6 +32,7 @@ from everhold.api.auth import (
 from everhold.api.errors import ApiError, convert_error, format_retry_after
 from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, SlotCounter, get_peer_network
+from everhold.api.request import PERSON_HEADER
 from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION, RELEASES
 from everhold.config.settings import HttpSettings, Settings, TokenQuotas
 from everhold.errors import StoreError
@@ -55,6 +56,10 @@ MAX_ARRIVING: Final = 64
 token a part of it."""
 MAX_REQUESTS: Final = 400
 """The limit of requests of all callers except operators. The other connections are left for operators."""
+ONCE_HEADERS: Final = frozenset(
+    {"host", "authorization", "content-length", "origin", "cookie", KEY_HEADER, PERSON_HEADER}
+)
+"""Headers that decide who the caller is, or what the request is."""
 DRAIN_BYTES: Final = 8 << 20
 DRAIN_SECONDS: Final = 2.0
 MAX_DRAINING: Final = 64
@@ -329,7 +334,7 @@ def _check_head_limits(head: RequestHead) -> None:
         raise ApiError(
             431, "too_large", f"a header may have at most {MAX_HEADER_CHARS:,} characters", remedy="shorten it"
         )
-    if {"host", "authorization", "content-length", "origin", "cookie", KEY_HEADER} & head.repeated_headers:
+    if ONCE_HEADERS & head.repeated_headers:
         raise ApiError(400, "malformed", "a header that may occur once occurs twice")
     length = head.get("content-length")
     # Python refuses to convert a very long number

@@ -18,7 +18,7 @@ from msgspec import Struct
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError, build_limited_error, format_retry_after
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
-from everhold.api.request import ApiCall
+from everhold.api.request import PERSON_HEADER, ApiCall, decode_header
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
 from everhold.core.people import build_identity
 from everhold.core.roles import PersonRole
@@ -36,7 +36,6 @@ from everhold.ports.platform import IncomingMessage
 from everhold.ports.store import BudgetSpend, Change, Step
 
 SESSION_HEADER: Final = "x-everhold-session"
-PERSON_HEADER: Final = "x-everhold-person"
 IDEMPOTENCY_KEY_HEADER: Final = "idempotency-key"
 LOOK_BACK_ENTRIES: Final = 500
 """The number of entries that are read at once."""
@@ -284,11 +283,7 @@ def _to_thought(answer: ModelResponse) -> Thought:
 
 def get_header(call: ApiCall, name: str) -> str:
     """Return a header's text, decoded as UTF-8 if possible."""
-    raw = call.headers.get(name, "").strip()
-    try:
-        text = raw.encode("latin-1").decode()
-    except UnicodeError:
-        text = raw
+    text = decode_header(call.headers.get(name, ""))
     if len(text) > 200 or not text.isprintable():
         raise ApiError(400, "invalid_request", f"{name} must be at most 200 printable characters")
     return text

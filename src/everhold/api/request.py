@@ -170,9 +170,17 @@ class ApiCall:
                 return
 
 
+def decode_header(raw: str) -> str:
+    """Return the text of a header, which arrives as Latin-1, decoded as UTF-8 if possible."""
+    try:
+        return raw.strip().encode("latin-1").decode()
+    except UnicodeError:
+        return raw.strip()
+
+
 def _name_service_user(caller: ApiCaller, head: RequestHead) -> ApiCaller:
     """Return a service's caller as the user that the header names."""
-    if caller.owned_senders and (name := head.get(PERSON_HEADER)):
+    if caller.owned_senders and (name := decode_header(head.get(PERSON_HEADER))):
         return msgspec.structs.replace(caller, sender=caller.resolve_sender(name))
     return caller
 
