@@ -306,6 +306,25 @@ async def read_heard(gateway: ApiGateway) -> list[Any]:
     return [entry for entry in await gateway.running.store.read_feed() if isinstance(entry.body, Heard)]
 
 
+# -- a proxy before the socket -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [ADA, BOB])
+async def test_a_token_that_a_proxy_forwards_to_the_socket_is_no_command_of_this_machine(
+    gateway: ApiGateway, tmp_path: Path, token: str
+) -> None:
+    socket = httpx2.AsyncHTTPTransport(uds=str(gateway.home.api_socket))
+    headers = {"authorization": f"Bearer {token}", "x-forwarded-for": "203.0.113.9"}
+    async with httpx2.AsyncClient(transport=socket, base_url="http://x", headers=headers) as client:
+        made = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
+        await gateway.wait_until_idle(made)
+        assert (await client.post("/api/notes", json={"session": made, "text": "a note"})).status_code == 202
+        authors = {entry["author"] for entry in await gateway.entries(made) if entry["kind"] in ("heard", "noted")}
+        assert len(authors) == 1, "the note has the author of the message"
+        client.headers["authorization"] = f"Bearer {OPERATOR}"
+        assert (await client.post("/api/backups", json={"to": str(tmp_path / "copy.db")})).status_code == 403
+
+
 # -- services ----------------------------------------------------------------------------------------------------------
 
 

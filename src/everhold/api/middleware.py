@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everhold.api.auth import (
     ANONYMOUS,
     KEY_HEADER,
+    OPERATOR_SOCKET,
     ApiCaller,
     RequestHead,
     extract_login,
@@ -178,7 +179,7 @@ class GuardMiddleware:
         most_bytes = PUBLIC_BODY_BYTES if caller is ANONYMOUS else _max_body_bytes(head)
         # The operator socket has its own limit of connections. A connection without a credential is closed if there
         # are too many, so slow bodies keep nobody from logging in.
-        if head.is_operator_connection or caller is ANONYMOUS:
+        if caller.account == OPERATOR_SOCKET or caller is ANONYMOUS:
             return caller, await self._read_body(head, receive, most_bytes)
         slots = self.operator_bodies if caller.operator else self.bodies
         most = slots.total if caller.operator else settings.quotas.token.bodies_at_once

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from everhold.api.auth import ApiCaller, RequestHead
+from everhold.api.auth import OPERATOR_SOCKET, ApiCaller, RequestHead
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError
 from everhold.api.scope_keys import BODY, CALLER, HEAD, RELEASES
@@ -52,8 +52,9 @@ class ApiCall:
         self._scope = scope
         self.headers: Mapping[str, str] = scope[HEAD].headers
         """By name in lower case; the first value if a name is repeated."""
-        self.is_operator_connection: bool = scope[HEAD].is_operator_connection
-        """The request came through `api.sock`, or from inside this process."""
+        self.is_operator_connection: bool = scope[CALLER].account == OPERATOR_SOCKET
+        """The connection identified the caller: `api.sock`, or a connection inside this process. A request that a proxy
+        forwards to `api.sock`, or that has a token, is not that of a command."""
         self.path: dict[str, str] = scope.get("path_params", {})
         self._confirmed_at = context.control.gates.clock.monotonic()
 
