@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -154,6 +156,31 @@ async def test_slow_bodies_without_a_credential_keep_nobody_from_logging_in(
         finally:
             for writer in slow:
                 writer.close()
+
+
+@pytest.mark.parametrize("way", ["sweep", "make room"])
+async def test_a_client_that_does_not_read_loses_its_connection(
+    tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "SWEEP_SECONDS", 0.01)
+    async with open_gateway(tmp_path, model) as gateway:
+        if way == "make room":
+            gateway.web.idle_seconds = 10 * LIMIT_SECONDS
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            silent.connect(("127.0.0.1", gateway.port))
+            silent.sendall(b"GET /static/preact.js HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+            await wait_until(lambda: len(gateway.web.pool) == 1)
+            (connection,) = gateway.web.pool._connections
+            transport: Any = connection.transport  # type: ignore[attr-defined]
+            await wait_until(lambda: transport.get_write_buffer_size() > 0)
+            if way == "sweep":
+                gateway.web.idle_seconds = 0.0
+            else:
+                async with gateway.client(ADA) as ada:
+                    assert (await ada.get("/health")).status_code == 200
+            await wait_until(lambda: connection not in gateway.web._uvicorn.server_state.connections)
 
 
 async def test_refused_requests_and_wrong_logins_of_one_address_keep_nobody_from_logging_in(
