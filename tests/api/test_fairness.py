@@ -14,9 +14,11 @@ import pytest
 
 from everhold.api import context as context_module, server as server_module
 from everhold.api.connection_pool import ConnectionPool
+from everhold.api.idempotency import IdempotentTasks
 from everhold.api.rate_limits import SlotCounter
+from everhold.errors import Transient
 from everhold.testing.model_server import ModelServer
-from tests.api.conftest import ADA, BOB, ELSEWHERE, OPERATOR, TOKENS, ApiGateway, configuration
+from tests.api.conftest import ADA, BOB, ELSEWHERE, LOCAL, OPERATOR, TOKENS, ApiGateway, configuration
 from tests.waiting import LIMIT_SECONDS, wait_until
 
 As = Callable[[str], httpx2.AsyncClient]
@@ -37,6 +39,37 @@ def make_slow_post(token: str) -> bytes:
         b"POST /api/messages HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 203.0.113.9\r\n"
         b"Authorization: Bearer %b\r\nContent-Length: 1000\r\n\r\n{" % token.encode()
     )
+
+
+async def test_one_caller_cannot_use_up_the_tasks_with_a_key() -> None:
+    tasks = IdempotentTasks[bool](monotonic=lambda: 0.0)
+    left = [tasks.start(("token:bob", str(n)), b"", asyncio.Event().wait) for n in range(64)]
+    with pytest.raises(Transient):
+        tasks.start(("token:bob", "more"), b"", asyncio.Event().wait)
+    left.append(tasks.start(("token:ada", "1"), b"", asyncio.Event().wait))
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    tasks.start(("token:bob", "more"), b"", asyncio.Event().wait).cancel()
+
+
+async def test_one_operator_token_leaves_streams_and_bodies_to_the_others(
+    gateway: ApiGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, guard = gateway.web.context, gateway.web.guard
+    monkeypatch.setattr(context, "operator_streams", SlotCounter(2))
+    guard.operator_bodies = SlotCounter(2)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_stream(token: str) -> int:
+            client = await stack.enter_async_context(gateway.client(token))
+            return (await stack.enter_async_context(client.stream("GET", "/api/events"))).status_code
+
+        assert [await open_stream(OPERATOR), await open_stream(OPERATOR), await open_stream(LOCAL)] == [200, 429, 200]
+        assert guard.operator_bodies.take("token:boss", most=1)
+        for token, status in ((OPERATOR, 429), (LOCAL, 202)):
+            client = await stack.enter_async_context(gateway.client(token))
+            assert (await client.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == status
 
 
 # -- slots -------------------------------------------------------------------------------------------------------------

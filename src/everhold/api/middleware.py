@@ -182,7 +182,7 @@ class GuardMiddleware:
         if caller.account == OPERATOR_SOCKET or caller is ANONYMOUS:
             return caller, await self._read_body(head, receive, most_bytes)
         slots = self.operator_bodies if caller.operator else self.bodies
-        most = slots.total if caller.operator else settings.quotas.token.bodies_at_once
+        most = slots.total // 2 if caller.operator else settings.quotas.token.bodies_at_once
         if not slots.take(caller.account, most=most):
             raise _build_busy_error(slots, "too many requests are arriving")
         try:
