@@ -380,6 +380,30 @@ async def test_a_request_names_one_user_of_a_service(gateway: ApiGateway) -> Non
         assert (await client.get("/api/sessions", headers=twice)).status_code == 400
 
 
+@pytest.mark.parametrize("quota", ["messages_per_minute", "waiting_messages", "conversations_per_day"])
+async def test_a_service_cannot_use_up_the_quotas_of_others_with_invented_users(
+    tmp_path: Path, model: ModelServer, quota: str
+) -> None:
+    gateway = make_gateway(tmp_path, model)
+    quotas = f"quotas: {{chat: {{{quota}: 3}}, account: {{{quota}: 4}}}}\n"
+    gateway.configure(configuration(model.openai, more=f"{TOKENS}{quotas}"))
+    answer = model.hold()  # so that all messages wait
+    try:
+        await gateway.start()
+        async with gateway.client(SERVICE) as shop, gateway.client(ADA) as ada:
+            named = [{"chat": "x", "text": "a", "person": f"user{number}"} for number in range(6)]
+            if quota == "waiting_messages":  # a message that is being answered does not wait
+                for number, it in enumerate(named, start=1):
+                    assert (await shop.post("/api/messages", json=it)).status_code == 202
+                    await wait_until(lambda number=number: len(model.requests) == number)
+            sent = [(await shop.post("/api/messages", json=it)).status_code for it in named]
+            assert sent == [202] * 3 + [429] * 3
+            assert (await ada.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == 202
+    finally:
+        answer.set()
+        await gateway.stop()
+
+
 async def test_services_and_metrics_cannot_log_in(gateway: ApiGateway) -> None:
     async with gateway.client("") as client:
         for token in (SERVICE, METRICS):

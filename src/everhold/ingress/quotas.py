@@ -159,7 +159,8 @@ class MessageQuotas:
         origin = incoming.origin
         if origin.platform in EXEMPT_PLATFORMS:
             return None
-        key = (admission.identity, origin.platform, origin.account, admission.chat or origin.chat)
+        chat = _find_quota_chat(origin.platform, admission.chat or origin.chat)
+        key = (admission.identity, origin.platform, origin.account, chat)
         meters = self._known.get(key) or self._find_meters(key)
         settings = self._settings()
         own = settings.member if admission.role >= PersonRole.MEMBER else settings.stranger
@@ -182,7 +183,8 @@ class MessageQuotas:
             return None
         settings = self._settings()
         limits = (settings.member, settings.chat, settings.account)
-        meters = self._find_meters((identity, origin.platform, origin.account, origin.chat))
+        chat = _find_quota_chat(origin.platform, origin.chat)
+        meters = self._find_meters((identity, origin.platform, origin.account, chat))
         charge = MessageCharge(
             tuple(zip(meters, limits, strict=True)), text_size=size, size=size, asks=False, is_local=True
         )
@@ -436,9 +438,15 @@ def _find_waiting_refusal(charge: MessageCharge) -> QuotaRefusal | None:
     return None
 
 
+def _find_quota_chat(platform: str, chat: str) -> str:
+    """Return what counts as one chat. All users of a service do, because it can invent as many as it likes."""
+    return chat.partition("/")[0] if platform == "http" else chat
+
+
 def _list_subjects(row: WaitingCount) -> Iterable[QuotaSubject]:
     address = parse_address(row.address)
     account = address.account or ("" if address.platform in ("http", "terminal") else address.agent)
     yield QuotaSubject(SubjectKind.SENDER, row.author.removeprefix(PERSON_MEMBER))
-    yield QuotaSubject(SubjectKind.CHAT, f"{address.platform}:{account}:{address.chat}")
+    chat = _find_quota_chat(address.platform, address.chat)
+    yield QuotaSubject(SubjectKind.CHAT, f"{address.platform}:{account}:{chat}")
     yield QuotaSubject(SubjectKind.ACCOUNT, f"{address.platform}:{account}")
