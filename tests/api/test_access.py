@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
@@ -380,6 +381,10 @@ async def test_a_request_names_one_user_of_a_service(gateway: ApiGateway) -> Non
         assert (await client.get("/api/sessions", headers=twice)).status_code == 400
 
 
+def has_more_requests(model: ModelServer, asked: int) -> bool:
+    return len(model.requests) > asked
+
+
 @pytest.mark.parametrize("quota", ["messages_per_minute", "waiting_messages", "conversations_per_day"])
 async def test_a_service_cannot_use_up_the_quotas_of_others_with_invented_users(
     tmp_path: Path, model: ModelServer, quota: str
@@ -393,9 +398,10 @@ async def test_a_service_cannot_use_up_the_quotas_of_others_with_invented_users(
         async with gateway.client(SERVICE) as shop, gateway.client(ADA) as ada:
             named = [{"chat": "x", "text": "a", "person": f"user{number}"} for number in range(6)]
             if quota == "waiting_messages":  # a message that is being answered does not wait
-                for number, it in enumerate(named, start=1):
+                for it in named:
+                    asked = len(model.requests)
                     assert (await shop.post("/api/messages", json=it)).status_code == 202
-                    await wait_until(lambda number=number: len(model.requests) == number)
+                    await wait_until(functools.partial(has_more_requests, model, asked))
             sent = [(await shop.post("/api/messages", json=it)).status_code for it in named]
             assert sent == [202] * 3 + [429] * 3
             assert (await ada.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == 202
