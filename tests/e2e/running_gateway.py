@@ -55,7 +55,7 @@ class RunningGateway:
 
     def write_secrets(self, text: str) -> None:
         self.home.env.touch(mode=0o600)
-        self.home.env.write_text(f"{text}EVERHOLD_OPERATOR_TOKEN={TOKEN}\n")
+        self.home.env.write_text(f"{text}\nEVERHOLD_OPERATOR_TOKEN={TOKEN}\n")
 
     def open_client(self, url: str, *, seconds: float = LIMIT_SECONDS) -> httpx2.AsyncClient:
         """Return a client with the operator token."""
