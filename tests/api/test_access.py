@@ -343,7 +343,9 @@ async def test_a_service_s_user_is_nobody_that_the_gateway_knows(gateway: ApiGat
         ada = {"x-everhold-person": "ada"}
         assert [it["id"] for it in (await client.get("/api/sessions", headers=ada)).json()["sessions"]] == [made]
         assert (await client.get("/api/sessions", headers={"x-everhold-person": "eve"})).json()["sessions"] == []
-        assert (await client.get(f"/api/sessions/{made}", headers={"x-everhold-person": "eve"})).status_code == 404
+        for other in ("eve", "ad", "adam", "ADA"):
+            as_other = {"x-everhold-person": other}
+            assert (await client.get(f"/api/sessions/{made}", headers=as_other)).status_code == 404
         assert (await client.get(f"/api/sessions/{made}", headers=ada)).status_code == 200
         assert (await client.get(f"/api/sessions/{made}")).status_code == 200
         assert (await client.get("/api/sessions")).status_code == 400
