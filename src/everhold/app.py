@@ -463,6 +463,7 @@ class GatewayApp:
                 schedules=self.schedules,
                 list_tools=self._list_tool_servers,
                 confirm_tools=self.confirm_tools,
+                take_note=self.quotas.take_note,
                 count_refusals=self._count_refusals,
                 whisper=self.admission.send_outside_session,
             ),

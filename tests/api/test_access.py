@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
@@ -306,6 +307,25 @@ async def read_heard(gateway: ApiGateway) -> list[Any]:
     return [entry for entry in await gateway.running.store.read_feed() if isinstance(entry.body, Heard)]
 
 
+# -- a proxy before the socket -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [ADA, BOB])
+async def test_a_token_that_a_proxy_forwards_to_the_socket_is_no_command_of_this_machine(
+    gateway: ApiGateway, tmp_path: Path, token: str
+) -> None:
+    socket = httpx2.AsyncHTTPTransport(uds=str(gateway.home.api_socket))
+    headers = {"authorization": f"Bearer {token}", "x-forwarded-for": "203.0.113.9"}
+    async with httpx2.AsyncClient(transport=socket, base_url="http://x", headers=headers) as client:
+        made = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
+        await gateway.wait_until_idle(made)
+        assert (await client.post("/api/notes", json={"session": made, "text": "a note"})).status_code == 202
+        authors = {entry["author"] for entry in await gateway.entries(made) if entry["kind"] in ("heard", "noted")}
+        assert len(authors) == 1, "the note has the author of the message"
+        client.headers["authorization"] = f"Bearer {OPERATOR}"
+        assert (await client.post("/api/backups", json={"to": str(tmp_path / "copy.db")})).status_code == 403
+
+
 # -- services ----------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +343,9 @@ async def test_a_service_s_user_is_nobody_that_the_gateway_knows(gateway: ApiGat
         ada = {"x-everhold-person": "ada"}
         assert [it["id"] for it in (await client.get("/api/sessions", headers=ada)).json()["sessions"]] == [made]
         assert (await client.get("/api/sessions", headers={"x-everhold-person": "eve"})).json()["sessions"] == []
-        assert (await client.get(f"/api/sessions/{made}", headers={"x-everhold-person": "eve"})).status_code == 404
+        for other in ("eve", "ad", "adam", "ADA"):
+            as_other = {"x-everhold-person": other}
+            assert (await client.get(f"/api/sessions/{made}", headers=as_other)).status_code == 404
         assert (await client.get(f"/api/sessions/{made}", headers=ada)).status_code == 200
         assert (await client.get(f"/api/sessions/{made}")).status_code == 200
         assert (await client.get("/api/sessions")).status_code == 400
@@ -339,6 +361,55 @@ async def test_a_service_s_user_is_nobody_that_the_gateway_knows(gateway: ApiGat
     people = await gateway.running.store.get_people()
     assert people.find_label("http:shop/ada") == ""
     assert people.find_label("http:shop") == "", "the token itself is no person either"
+
+
+async def test_every_route_reads_the_name_of_a_service_s_user_alike(gateway: ApiGateway) -> None:
+    headers = {b"x-everhold-person": "Zoë".encode()}
+    asked = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}
+    async with gateway.client(SERVICE) as client:
+        named = {"chat": "x", "text": "hello", "person": "Zoë"}
+        made = (await client.post("/api/messages", json=named)).json()["session"]
+        again = {**headers, b"x-everhold-session": b"x"}
+        assert (await client.post("/v1/chat/completions", json=asked, headers=again)).status_code == 200
+        assert [it["id"] for it in (await client.get("/api/sessions", headers=headers)).json()["sessions"]] == [made]
+        misread = {**named, "person": "ZoÃ«"}
+        other = (await client.post("/api/messages", json=misread)).json()["session"]
+        assert (await client.get(f"/api/sessions/{other}", headers=headers)).status_code == 404
+
+
+async def test_a_request_names_one_user_of_a_service(gateway: ApiGateway) -> None:
+    async with gateway.client(SERVICE) as client:
+        twice = [("x-everhold-person", "eve"), ("x-everhold-person", "ada")]
+        assert (await client.get("/api/sessions", headers=twice)).status_code == 400
+
+
+def has_more_requests(model: ModelServer, asked: int) -> bool:
+    return len(model.requests) > asked
+
+
+@pytest.mark.parametrize("quota", ["messages_per_minute", "waiting_messages", "conversations_per_day"])
+async def test_a_service_cannot_use_up_the_quotas_of_others_with_invented_users(
+    tmp_path: Path, model: ModelServer, quota: str
+) -> None:
+    gateway = make_gateway(tmp_path, model)
+    quotas = f"quotas: {{chat: {{{quota}: 3}}, account: {{{quota}: 4}}}}\n"
+    gateway.configure(configuration(model.openai, more=f"{TOKENS}{quotas}"))
+    answer = model.hold()  # so that all messages wait
+    try:
+        await gateway.start()
+        async with gateway.client(SERVICE) as shop, gateway.client(ADA) as ada:
+            named = [{"chat": "x", "text": "a", "person": f"user{number}"} for number in range(6)]
+            if quota == "waiting_messages":  # a message that is being answered does not wait
+                for it in named:
+                    asked = len(model.requests)
+                    assert (await shop.post("/api/messages", json=it)).status_code == 202
+                    await wait_until(functools.partial(has_more_requests, model, asked))
+            sent = [(await shop.post("/api/messages", json=it)).status_code for it in named]
+            assert sent == [202] * 3 + [429] * 3
+            assert (await ada.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == 202
+    finally:
+        answer.set()
+        await gateway.stop()
 
 
 async def test_services_and_metrics_cannot_log_in(gateway: ApiGateway) -> None:

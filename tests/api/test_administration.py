@@ -12,7 +12,7 @@ from everhold.api import schemas
 from everhold.api.reference import build_route_table
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
-from everhold.ports.store import Change, DeadLetter, Step
+from everhold.ports.store import Change, DeadLetter, StateNamespace, StateWrite, Step, make_state_scope
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ADA, OPERATOR, ApiGateway, listen_to_events
 from tests.clients import client_of
@@ -219,6 +219,26 @@ async def test_memory_is_exported_and_imported(gateway: ApiGateway, client: http
     assert (forgetting["done"], forgetting["entries"] > 0) == (False, True)
     assert (await client.post("/api/memory/forget", json={"person": "ada"})).json()["entries"] > 0
     assert (await gateway.entries(hers))[0]["body"] is None
+
+
+async def test_forgetting_deletes_held_messages_of_that_person_only(
+    gateway: ApiGateway, client: httpx2.AsyncClient
+) -> None:
+    writes = tuple(
+        StateWrite(
+            namespace=StateNamespace.HELD_MESSAGE,
+            scope=make_state_scope("telegram", "main"),
+            key=f"{number:020d}",
+            value=msgspec.json.encode({"at": 1.0, "identity": identity}).decode(),
+            version=0,
+        )
+        for number, identity in enumerate(("telegram:1001", "telegram:10011", "discord:1001"))
+    )
+    store = gateway.running.store
+    await store.commit(Change(step=Step.STATE, session="", at=1.0, state_writes=writes))
+    assert (await client.post("/api/memory/forget", json={"person": "ada"})).status_code == 200
+    left = await store.list_state_records(StateNamespace.HELD_MESSAGE)
+    assert [msgspec.json.decode(it.value)["identity"] for it in left] == ["telegram:10011", "discord:1001"]
 
 
 async def test_people_are_linked_and_unlinked(client: httpx2.AsyncClient) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from everhold.api import context as context_module, server as server_module
 from everhold.api.connection_pool import ConnectionPool
+from everhold.api.idempotency import IdempotentTasks
 from everhold.api.rate_limits import SlotCounter
+from everhold.errors import Transient
 from everhold.testing.model_server import ModelServer
-from tests.api.conftest import ADA, BOB, ELSEWHERE, OPERATOR, TOKENS, ApiGateway, configuration
+from tests.api.conftest import ADA, BOB, ELSEWHERE, LOCAL, OPERATOR, TOKENS, ApiGateway, configuration
 from tests.waiting import LIMIT_SECONDS, wait_until
 
 As = Callable[[str], httpx2.AsyncClient]
@@ -35,6 +39,37 @@ def make_slow_post(token: str) -> bytes:
         b"POST /api/messages HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 203.0.113.9\r\n"
         b"Authorization: Bearer %b\r\nContent-Length: 1000\r\n\r\n{" % token.encode()
     )
+
+
+async def test_one_caller_cannot_use_up_the_tasks_with_a_key() -> None:
+    tasks = IdempotentTasks[bool](monotonic=lambda: 0.0)
+    left = [tasks.start(("token:bob", str(n)), b"", asyncio.Event().wait) for n in range(64)]
+    with pytest.raises(Transient):
+        tasks.start(("token:bob", "more"), b"", asyncio.Event().wait)
+    left.append(tasks.start(("token:ada", "1"), b"", asyncio.Event().wait))
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    tasks.start(("token:bob", "more"), b"", asyncio.Event().wait).cancel()
+
+
+async def test_one_operator_token_leaves_streams_and_bodies_to_the_others(
+    gateway: ApiGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, guard = gateway.web.context, gateway.web.guard
+    monkeypatch.setattr(context, "operator_streams", SlotCounter(2))
+    guard.operator_bodies = SlotCounter(2)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_stream(token: str) -> int:
+            client = await stack.enter_async_context(gateway.client(token))
+            return (await stack.enter_async_context(client.stream("GET", "/api/events"))).status_code
+
+        assert [await open_stream(OPERATOR), await open_stream(OPERATOR), await open_stream(LOCAL)] == [200, 429, 200]
+        assert guard.operator_bodies.take("token:boss", most=1)
+        for token, status in ((OPERATOR, 429), (LOCAL, 202)):
+            client = await stack.enter_async_context(gateway.client(token))
+            assert (await client.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == status
 
 
 # -- slots -------------------------------------------------------------------------------------------------------------
@@ -133,6 +168,68 @@ async def test_half_open_heads_do_not_keep_others_out(
             for writer in half_open:
                 writer.close()
         await wait_until(lambda: len(gateway.web.pool) == 0)
+
+
+async def test_slow_bodies_without_a_credential_keep_nobody_from_logging_in(
+    tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 50)
+    async with open_gateway(tmp_path, model) as gateway:
+        gateway.web.guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS  # nobody is closed as too slow
+        slow = []
+        try:
+            for _ in range(120):
+                _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                writer.write(b"POST /api/login HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+                slow.append(writer)
+            await wait_until(lambda: gateway.web.pool.closed >= 70)
+            async with gateway.client("") as page, gateway.client(BOB) as bob:
+                assert (await page.post("/api/login", json={"token": ADA})).status_code == 200
+                assert (await bob.post("/api/messages", json={"chat": "x", "text": "a"})).status_code == 202
+        finally:
+            for writer in slow:
+                writer.close()
+
+
+@pytest.mark.parametrize("way", ["sweep", "make room"])
+async def test_a_client_that_does_not_read_loses_its_connection(
+    tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "SWEEP_SECONDS", 0.01)
+    async with open_gateway(tmp_path, model) as gateway:
+        if way == "make room":
+            gateway.web.idle_seconds = 10 * LIMIT_SECONDS
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            silent.connect(("127.0.0.1", gateway.port))
+            silent.sendall(b"GET /static/preact.js HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+            await wait_until(lambda: len(gateway.web.pool) == 1)
+            (connection,) = gateway.web.pool._connections
+            transport: Any = connection.transport  # type: ignore[attr-defined]
+            await wait_until(lambda: transport.get_write_buffer_size() > 0)
+            if way == "sweep":
+                gateway.web.idle_seconds = 0.0
+            else:
+                async with gateway.client(ADA) as ada:
+                    assert (await ada.get("/health")).status_code == 200
+            await wait_until(lambda: connection not in gateway.web._uvicorn.server_state.connections)
+
+
+async def test_refused_requests_and_wrong_logins_of_one_address_keep_nobody_from_logging_in(
+    gateway: ApiGateway, as_: As
+) -> None:
+    page = as_("")
+    while (await page.get("/api/me")).status_code != 429:
+        continue
+    while (await page.post("/api/login", json={"token": "x" * 40})).status_code != 429:
+        continue
+    assert (await page.post("/api/login", json={"token": ADA})).status_code == 200
+
+
+async def test_a_caller_without_a_credential_can_send_little(as_: As) -> None:
+    long = await as_("").post("/api/login", json={"token": "x" * 20_000})
+    assert (long.status_code, long.json()["error"]["message"]) == (413, "a request may have at most 16,384 bytes")
 
 
 async def test_slow_bodies_of_one_token_do_not_keep_others_out(gateway: ApiGateway, as_: As) -> None:
@@ -270,6 +367,22 @@ async def test_a_refused_message_is_429_with_retry_after_and_operators_are_not_r
             ]
             metrics = (await operator.get("/metrics")).text
             assert 'everhold_messages_limited_total{quota="messages_per_minute"} 3' in metrics
+
+
+@pytest.mark.parametrize("quota", ["messages_per_minute: 4", "bytes_per_day: 3500"])
+async def test_a_note_counts_like_a_message(tmp_path: Path, model: ModelServer, quota: str) -> None:
+    async with open_gateway(tmp_path, model, f"{{member: {{{quota}, waiting_messages: 2}}}}") as gateway:
+        async with gateway.client(ADA) as ada, gateway.client(OPERATOR) as operator:
+            session = (await ada.post("/api/messages", json={"chat": "x", "text": "a"})).json()["session"]
+            note = {"session": session, "text": "n" * 1_000}
+            noted = [await ada.post("/api/notes", json=note) for _ in range(5)]
+            assert [it.status_code for it in noted] == [202, 202, 202, 429, 429]
+            assert int(noted[-1].headers["retry-after"]) >= 1
+            assert (await operator.post("/api/notes", json=note)).status_code == 202
+            kinds = [entry["kind"] for entry in await gateway.entries(session)]
+            assert kinds.count("noted") == 4, "a refused note is not stored"
+            limited = (await operator.get("/api/status")).json()["limited"]
+            assert [(it["subject"], it["count"]) for it in limited] == [("sender:http:ada", 2)]
 
 
 async def test_daily_spend_is_limited_for_people_who_are_not_owners(tmp_path: Path, model: ModelServer) -> None:

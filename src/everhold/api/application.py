@@ -41,6 +41,7 @@ def build_application(context: ApiContext) -> GuardMiddleware:
     )
     metrics.guard = guard
     context.confirm_caller = guard.confirm_caller
+    context.check_failed_login = guard.check_failed_login
     return guard
 
 

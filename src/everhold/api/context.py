@@ -16,9 +16,11 @@ from everhold.api.log_tail import LogTail
 from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import SlotCounter
 from everhold.assembly.agents import ConfiguredAgents
-from everhold.config.settings import Settings
+from everhold.config.settings import HttpSettings, Settings
 from everhold.core.entries import ChatLocation
 from everhold.core.people import PERSON_MEMBER, build_identity
+from everhold.core.quotas import QuotaRefusal
+from everhold.core.roles import PersonRole
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
@@ -67,6 +69,8 @@ class GatewayServices:
     """Returns what the owner has seen of each tool server, and what waits for a confirmation."""
     confirm_tools: Callable[[str, str], Awaitable[dict[str, Any]]]
     """(server, digest) -> what is offered from now on."""
+    take_note: Callable[[str, PersonRole, ChatLocation, int], Awaitable[QuotaRefusal | None]]
+    """(identity, role, chat, size) -> the quota that refuses a note."""
     count_refusals: Callable[[], RefusalCounts]
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
@@ -99,6 +103,8 @@ class ApiContext:
     logins: LoginRegistry
     confirm_caller: Callable[[RequestHead], Awaitable[ApiCaller | None]] = _confirm_nobody
     """Identifies the caller of a request again. Set by the application."""
+    check_failed_login: Callable[[RequestHead, HttpSettings], None] = lambda head, settings: None
+    """Refuses the request if too many logins failed at its address. Set by the application."""
     first_text_wait_seconds: float = 10.0
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
     streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_STREAMS))

@@ -49,12 +49,13 @@ async def stream_events(call: ApiCall) -> Response:
 
 
 def _take_stream(call: ApiCall) -> None:
-    """Count a stream until its request ends. Operators have room of their own; the operator socket limits itself."""
+    """Count a stream until its request ends. Operators have room of their own, and no token of theirs uses more
+    than half of it; the operator socket limits itself."""
     if call.is_operator_connection:
         return
     context, caller = call.context, call.caller
     slots = context.operator_streams if caller.operator else context.streams
-    most = slots.total if caller.operator else context.agents.settings.quotas.token.event_streams
+    most = slots.total // 2 if caller.operator else context.agents.settings.quotas.token.event_streams
     if slots.take(caller.account, most=most):
         call.on_end(functools.partial(slots.release, caller.account))
         return

@@ -11,10 +11,12 @@ from starlette.responses import Response, StreamingResponse
 from everhold.admin.sessions import SNAPSHOT_MARK, render_entry, render_session
 from everhold.api import schemas
 from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response, build_limited_error
+from everhold.api.openai_shared import find_payer_role
 from everhold.api.request import ApiCall
 from everhold.core.entries import ChatLocation
 from everhold.errors import InvalidRequest
-from everhold.ports.platform import IncomingMessage
+from everhold.platforms import http
+from everhold.ports.platform import AcceptResult, IncomingMessage
 from everhold.ports.store import Session
 
 PAGE_SIZE = 500
@@ -233,9 +235,23 @@ async def stop_operation(call: ApiCall) -> Response:
 async def add_note(call: ApiCall) -> Response:
     """Commit a note. The response does not wait for the memories."""
     given = call.decode_body(schemas.NoteRequest)
-    session = await call.context.find_session(call.caller, given.session)
-    seq = await call.context.control.add_note(session.id, given.text, by=_get_author(call))
+    session, by = await call.context.find_session(call.caller, given.session), _get_author(call)
+    if not call.caller.operator:
+        await _take_note(call, session.agent, len(given.text))
+    seq = await call.context.control.add_note(session.id, given.text, by=by)
     return build_json_response({"session": session.id, "seq": seq}, status=202)
+
+
+async def _take_note(call: ApiCall, agent: str, size: int) -> None:
+    """Charge a note to its author. Raises ApiError if a quota refuses it."""
+    sender = call.caller.resolve_sender("")
+    role = await find_payer_role(call, agent, call.identity)
+    origin = http.locate_chat(chat="", sender=sender, local=False, id="")
+    refusal = await call.context.gateway.take_note(call.identity, role, origin, size)
+    if refusal is not None:
+        raise build_limited_error(
+            AcceptResult(outcome="limited", reason=refusal.explain(), retry_after=refusal.retry_after)
+        )
 
 
 async def erase_entries(call: ApiCall) -> Response:

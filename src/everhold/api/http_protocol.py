@@ -60,12 +60,16 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         return bool(getattr(self.transport, "is_proven", False))
 
     def is_idle(self) -> bool:
-        """Whether no request on this connection is being answered."""
+        """Whether the connection may be closed to make room: no request on it is being answered, or only one without a
+        credential, whose client may send or read slowly."""
         cycle: Any = self.cycle  # None before the first request, whatever its annotation says
-        return cycle is None or cycle.response_complete
+        return cycle is None or cycle.response_complete or not self.is_proven
 
     def close_idle(self) -> None:
-        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # the client does not read, and `close()` would wait for it
+        else:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)  # before parsing, because the end of a request resets the count

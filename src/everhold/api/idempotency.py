@@ -14,6 +14,8 @@ from everhold.errors import Conflict, Transient
 
 KEEP_SECONDS: Final = 600.0
 MAX_TASKS: Final = 256
+MAX_RUNNING_TASKS: Final = 64
+"""The limit of one caller, because a task goes on after its caller has left."""
 
 T = TypeVar("T")
 
@@ -36,7 +38,8 @@ class IdempotentTasks(Generic[T]):
                 return task
             del self._tasks[key]
         self._forget_oldest(lambda _: len(self._tasks) >= MAX_TASKS)
-        if len(self._tasks) >= MAX_TASKS:
+        running = sum(account == key[0] and not task.done() for (account, _), (_, _, task) in self._tasks.items())
+        if len(self._tasks) >= MAX_TASKS or running >= MAX_RUNNING_TASKS:
             raise Transient("too many requests with a key are being answered", retry_after=1.0, remedy="try again")
         task = asyncio.get_running_loop().create_task(work())
         self._tasks[key] = (digest, self._monotonic(), task)

@@ -39,6 +39,7 @@ async def log_in(call: ApiCall) -> Response:
         else find_credential(given.token, settings, local=call.context.local_person)
     )
     if credential is None:
+        call.context.check_failed_login(call.head, settings)
         what = "the code is wrong, was used, or is older than ten minutes" if given.code else "the token is wrong"
         call.context.log.warning("http.denied", peer=call.head.peer, reason=f"a login failed: {what}")
         raise ApiError(401, "unauthorized", what, remedy="`everhold open` makes a new link")

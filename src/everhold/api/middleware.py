@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everhold.api.auth import (
     ANONYMOUS,
     KEY_HEADER,
+    OPERATOR_SOCKET,
     ApiCaller,
     RequestHead,
     extract_login,
@@ -32,6 +33,7 @@ from everhold.api.auth import (
 from everhold.api.errors import ApiError, convert_error, format_retry_after
 from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, SlotCounter, get_peer_network
+from everhold.api.request import PERSON_HEADER
 from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION, RELEASES
 from everhold.config.settings import HttpSettings, Settings, TokenQuotas
 from everhold.errors import StoreError
@@ -47,12 +49,18 @@ MAX_HEADER_CHARS: Final = 16_384
 """The limit of one header, beside the limit of the whole head."""
 OPERATOR_BODY_BYTES: Final = 16 << 20
 """The limit for a request through `api.sock`."""
+PUBLIC_BODY_BYTES: Final = 16 << 10
+"""The limit for a caller without a credential, who can only log in."""
 BODY_SECONDS: Final = 5.0
 MAX_ARRIVING: Final = 64
 """The limit of requests of operators whose body has not arrived yet. All other callers have as much together, and each
 token a part of it."""
 MAX_REQUESTS: Final = 400
 """The limit of requests of all callers except operators. The other connections are left for operators."""
+ONCE_HEADERS: Final = frozenset(
+    {"host", "authorization", "content-length", "origin", "cookie", KEY_HEADER, PERSON_HEADER}
+)
+"""Headers that decide who the caller is, or what the request is."""
 DRAIN_BYTES: Final = 8 << 20
 DRAIN_SECONDS: Final = 2.0
 MAX_DRAINING: Final = 64
@@ -61,7 +69,7 @@ MAX_DRAINING: Final = 64
 OPERATOR_RATE: Final = RateLimit(burst=5_000, per_second=2_000)
 TOKEN_RATE: Final = RateLimit(burst=500, per_second=100)
 ANONYMOUS_RATE: Final = RateLimit(burst=60, per_second=2)
-"""The rate of refused requests and of attempts to log in."""
+"""The rate of refused requests and of failed logins."""
 PUBLIC_RATE: Final = RateLimit(burst=600, per_second=50)
 """The rate of reading what anybody may read: the files of the console, and the health."""
 GUESS_RATE: Final = RateLimit(burst=10, per_second=1 / 6)
@@ -168,15 +176,17 @@ class GuardMiddleware:
             self._take_request(caller, settings.quotas.token, releases)
         if head.method in ("GET", "HEAD"):
             return caller, b""
-        # the operator socket has its own limit of connections
-        if head.is_operator_connection:
-            return caller, await self._read_body(head, receive)
+        most_bytes = PUBLIC_BODY_BYTES if caller is ANONYMOUS else _max_body_bytes(head)
+        # The operator socket has its own limit of connections. A connection without a credential is closed if there
+        # are too many, so slow bodies keep nobody from logging in.
+        if caller.account == OPERATOR_SOCKET or caller is ANONYMOUS:
+            return caller, await self._read_body(head, receive, most_bytes)
         slots = self.operator_bodies if caller.operator else self.bodies
-        most = slots.total if caller.operator else settings.quotas.token.bodies_at_once
+        most = slots.total // 2 if caller.operator else settings.quotas.token.bodies_at_once
         if not slots.take(caller.account, most=most):
             raise _build_busy_error(slots, "too many requests are arriving")
         try:
-            return caller, await self._read_body(head, receive)
+            return caller, await self._read_body(head, receive, most_bytes)
         finally:
             slots.release(caller.account)
 
@@ -208,8 +218,9 @@ class GuardMiddleware:
         if not token and (caller := await self._find_login(head, settings)):
             return caller
         is_public = self.is_public(head.method, head.path)
-        buckets = self._public_buckets if is_public and head.method == "GET" else self._anonymous_buckets
-        if wait := buckets.take(where):
+        if is_public and head.method not in ("GET", "HEAD"):
+            return ANONYMOUS  # a login; `check_failed_login` limits the rate
+        if wait := (self._public_buckets if is_public else self._anonymous_buckets).take(where):
             raise _build_rate_limit_error(wait)
         if is_public:
             return ANONYMOUS
@@ -221,6 +232,11 @@ class GuardMiddleware:
             return await self.logins.find_caller(id, cookie=cookie, key=key) if id else None
         except StoreError as error:
             raise convert_error(error) from error
+
+    def check_failed_login(self, head: RequestHead, settings: HttpSettings) -> None:
+        """Limit the rate of failed logins. As with tokens, those of others at the same address lock nobody out."""
+        if wait := self._anonymous_buckets.take(get_peer_network(find_client_address(head, settings.trusted_proxies))):
+            raise _build_rate_limit_error(wait)
 
     async def confirm_caller(self, head: RequestHead) -> ApiCaller | None:
         """Return the caller of a request that is still being answered; None if its credential is not valid any more."""
@@ -242,7 +258,7 @@ class GuardMiddleware:
             self.log.warning("http.denied", peer=where, reason="wrong token")
         return caller
 
-    async def _read_body(self, head: RequestHead, receive: Receive) -> bytes:
+    async def _read_body(self, head: RequestHead, receive: Receive, most_bytes: int) -> bytes:
         if (
             is_browser_request(head)
             and head.get("content-type").partition(";")[0].strip().lower() != "application/json"
@@ -256,8 +272,8 @@ class GuardMiddleware:
                     if message["type"] == "http.disconnect":
                         raise ApiError(400, "gone", "the caller left before the request was complete")
                     body += message.get("body", b"")
-                    if len(body) > _max_body_bytes(head):
-                        raise _build_too_large_error(head)
+                    if len(body) > most_bytes:
+                        raise _build_too_large_error(most_bytes)
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
@@ -319,22 +335,21 @@ def _check_head_limits(head: RequestHead) -> None:
         raise ApiError(
             431, "too_large", f"a header may have at most {MAX_HEADER_CHARS:,} characters", remedy="shorten it"
         )
-    if {"host", "authorization", "content-length", "origin", "cookie", KEY_HEADER} & head.repeated_headers:
+    if ONCE_HEADERS & head.repeated_headers:
         raise ApiError(400, "malformed", "a header that may occur once occurs twice")
     length = head.get("content-length")
     # Python refuses to convert a very long number
     if length and (
         len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)
     ):
-        raise _build_too_large_error(head)
+        raise _build_too_large_error(_max_body_bytes(head))
 
 
 def _max_body_bytes(head: RequestHead) -> int:
     return OPERATOR_BODY_BYTES if head.is_operator_connection else MAX_BODY_BYTES
 
 
-def _build_too_large_error(head: RequestHead) -> ApiError:
-    most = _max_body_bytes(head)
+def _build_too_large_error(most: int) -> ApiError:
     return ApiError(413, "too_large", f"a request may have at most {most:,} bytes", remedy="send less, or in parts")
 
 

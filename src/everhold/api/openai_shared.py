@@ -18,7 +18,7 @@ from msgspec import Struct
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError, build_limited_error, format_retry_after
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
-from everhold.api.request import ApiCall
+from everhold.api.request import PERSON_HEADER, ApiCall, decode_header
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
 from everhold.core.people import build_identity
 from everhold.core.roles import PersonRole
@@ -36,7 +36,6 @@ from everhold.ports.platform import IncomingMessage
 from everhold.ports.store import BudgetSpend, Change, Step
 
 SESSION_HEADER: Final = "x-everhold-session"
-PERSON_HEADER: Final = "x-everhold-person"
 IDEMPOTENCY_KEY_HEADER: Final = "idempotency-key"
 LOOK_BACK_ENTRIES: Final = 500
 """The number of entries that are read at once."""
@@ -190,7 +189,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
     runtime = context.agents.get_runtime(asked.agent, {})
     person = build_identity(http.NAME, call.caller.resolve_sender(get_header(call, PERSON_HEADER)))
     # the messages are not stored, but their cost counts towards the same budgets as that of turns
-    limits = runtime.limits(Stamp(person=person), await _find_payer_role(call, asked.agent, person))[:2]
+    limits = runtime.limits(Stamp(person=person), await find_payer_role(call, asked.agent, person))[:2]
     request = ModelRequest(
         system="\n\n".join(part for part in (runtime.system, asked.system) if part),
         messages=asked.messages,
@@ -238,8 +237,8 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
             raise AssertionError(event)
 
 
-async def _find_payer_role(call: ApiCall, agent: str, person: str) -> PersonRole:
-    """Return the role that decides about the spend quota of a caller without a session."""
+async def find_payer_role(call: ApiCall, agent: str, person: str) -> PersonRole:
+    """Return the role that decides about the quotas of a caller whose message is not stored."""
     settings = call.context.agents.settings
     label = identify_person(person, await call.context.store.get_people()).label
     is_owner = label and label in (*settings.access.owners, *settings.get_agent(agent).owners)
@@ -284,11 +283,7 @@ def _to_thought(answer: ModelResponse) -> Thought:
 
 def get_header(call: ApiCall, name: str) -> str:
     """Return a header's text, decoded as UTF-8 if possible."""
-    raw = call.headers.get(name, "").strip()
-    try:
-        text = raw.encode("latin-1").decode()
-    except UnicodeError:
-        text = raw
+    text = decode_header(call.headers.get(name, ""))
     if len(text) > 200 or not text.isprintable():
         raise ApiError(400, "invalid_request", f"{name} must be at most 200 printable characters")
     return text

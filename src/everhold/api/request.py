@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from everhold.api.auth import ApiCaller, RequestHead
+from everhold.api.auth import OPERATOR_SOCKET, ApiCaller, RequestHead
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError
 from everhold.api.scope_keys import BODY, CALLER, HEAD, RELEASES
@@ -52,8 +52,9 @@ class ApiCall:
         self._scope = scope
         self.headers: Mapping[str, str] = scope[HEAD].headers
         """By name in lower case; the first value if a name is repeated."""
-        self.is_operator_connection: bool = scope[HEAD].is_operator_connection
-        """The request came through `api.sock`, or from inside this process."""
+        self.is_operator_connection: bool = scope[CALLER].account == OPERATOR_SOCKET
+        """The connection identified the caller: `api.sock`, or a connection inside this process. A request that a proxy
+        forwards to `api.sock`, or that has a token, is not that of a command."""
         self.path: dict[str, str] = scope.get("path_params", {})
         self._confirmed_at = context.control.gates.clock.monotonic()
 
@@ -170,9 +171,17 @@ class ApiCall:
                 return
 
 
+def decode_header(raw: str) -> str:
+    """Return the text of a header, which arrives as Latin-1, decoded as UTF-8 if possible."""
+    try:
+        return raw.strip().encode("latin-1").decode()
+    except UnicodeError:
+        return raw.strip()
+
+
 def _name_service_user(caller: ApiCaller, head: RequestHead) -> ApiCaller:
     """Return a service's caller as the user that the header names."""
-    if caller.owned_senders and (name := head.get(PERSON_HEADER)):
+    if caller.owned_senders and (name := decode_header(head.get(PERSON_HEADER))):
         return msgspec.structs.replace(caller, sender=caller.resolve_sender(name))
     return caller
 

@@ -21,7 +21,8 @@ from everhold.errors import InvalidRequest
 
 GRACE_SECONDS: Final = 2
 IDLE_SECONDS: Final = 10.0
-"""How long a connection may stay open without a complete request head."""
+"""How long a connection may stay open without a complete request head, and how long a request without a credential may
+take. A client that does not read its response would keep the connection for ever."""
 SWEEP_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 600
 CLOSING_CONNECTIONS: Final = 200
@@ -75,7 +76,8 @@ class IdleLimits(Protocol):
 
 
 async def close_idle_connections(state: ServerState, limits: IdleLimits, monotonic: Callable[[], float]) -> None:
-    """Close connections without a complete request head, until cancelled, because uvicorn has no limit for that."""
+    """Close idle connections, until cancelled. uvicorn has no limit for a request head, and none for a response that
+    the client does not read."""
     idle: dict[int, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(limits.sweep_seconds)
@@ -87,14 +89,13 @@ async def close_idle_connections(state: ServerState, limits: IdleLimits, monoton
             last, since = before.get(key, (None, now))
             idle[key] = (connection.cycle, since if last is connection.cycle else now)
             if now - idle[key][1] > limits.idle_seconds:
-                connection.transport.close()
+                connection.close_idle()
 
 
-def _list_idle(state: ServerState) -> Iterator[Any]:
-    """Yield the connections on which no request is being answered."""
+def _list_idle(state: ServerState) -> Iterator[BoundedHeadProtocol]:
+    """Yield the connections on which no request with a credential is being answered."""
     for connection in list(state.connections):
-        cycle = getattr(connection, "cycle", None)
-        if cycle is None or cycle.response_complete:
+        if isinstance(connection, BoundedHeadProtocol) and connection.is_idle():
             yield connection
 
 

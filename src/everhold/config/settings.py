@@ -501,7 +501,7 @@ class QuotaSettings(ConfigSection):
     stranger: StrangerQuotas = StrangerQuotas()
     """One sender with the role known or stranger, whom only a `"*"` admits to a group."""
     chat: ChatQuotas = ChatQuotas()
-    """All senders of one chat together."""
+    """All senders of one chat together; also all users of one token with the role service."""
     account: AccountQuotas = AccountQuotas()
     """All senders of one account together; also all callers of the API."""
     token: TokenQuotas = TokenQuotas()

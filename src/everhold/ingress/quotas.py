@@ -19,6 +19,7 @@ import msgspec
 
 from everhold.core.access import AdmissionDecision
 from everhold.core.address import parse_address
+from everhold.core.entries import ChatLocation
 from everhold.core.people import PERSON_MEMBER
 from everhold.core.quotas import (
     DAILY_QUOTAS,
@@ -105,14 +106,17 @@ class MessageCharge:
 
     def give_back_stored(self) -> None:
         """Return what only a stored message takes. A refused message still counts in the rate."""
+        self.give_back_waiting()
+        for meter in self.taken_bytes:
+            meter.bytes_left += self.size
+        self.taken_bytes = []
+
+    def give_back_waiting(self) -> None:
         if self.taken_waiting:
             self.taken_waiting = False
             for meter, _ in self.parts:
                 meter.waiting -= 1
                 meter.waiting_bytes -= self.text_size
-        for meter in self.taken_bytes:
-            meter.bytes_left += self.size
-        self.taken_bytes = []
 
 
 class MessageQuotas:
@@ -155,7 +159,8 @@ class MessageQuotas:
         origin = incoming.origin
         if origin.platform in EXEMPT_PLATFORMS:
             return None
-        key = (admission.identity, origin.platform, origin.account, admission.chat or origin.chat)
+        chat = _find_quota_chat(origin.platform, admission.chat or origin.chat)
+        key = (admission.identity, origin.platform, origin.account, chat)
         meters = self._known.get(key) or self._find_meters(key)
         settings = self._settings()
         own = settings.member if admission.role >= PersonRole.MEMBER else settings.stranger
@@ -171,6 +176,23 @@ class MessageQuotas:
             asks=admission.asks and not incoming.bot and not incoming.notice and incoming.addressed,
             is_local=origin.platform == "http",
         )
+
+    async def take_note(self, identity: str, role: PersonRole, origin: ChatLocation, size: int) -> QuotaRefusal | None:
+        """Charge a note like a message. Nothing is answered, so it does not wait."""
+        if is_exempt(role):
+            return None
+        settings = self._settings()
+        limits = (settings.member, settings.chat, settings.account)
+        chat = _find_quota_chat(origin.platform, origin.chat)
+        meters = self._find_meters((identity, origin.platform, origin.account, chat))
+        charge = MessageCharge(
+            tuple(zip(meters, limits, strict=True)), text_size=size, size=size, asks=False, is_local=True
+        )
+        refusal = await self.take(charge)
+        charge.give_back_waiting()
+        if refusal is not None:
+            self.record_refusal(refusal)
+        return refusal
 
     async def take(self, charge: MessageCharge) -> QuotaRefusal | None:
         """Take the charge, or return the quota that refuses it. Then nothing is taken, except from the rate."""
@@ -416,9 +438,15 @@ def _find_waiting_refusal(charge: MessageCharge) -> QuotaRefusal | None:
     return None
 
 
+def _find_quota_chat(platform: str, chat: str) -> str:
+    """Return what counts as one chat. All users of a service do, because it can invent as many as it likes."""
+    return chat.partition("/")[0] if platform == "http" else chat
+
+
 def _list_subjects(row: WaitingCount) -> Iterable[QuotaSubject]:
     address = parse_address(row.address)
     account = address.account or ("" if address.platform in ("http", "terminal") else address.agent)
     yield QuotaSubject(SubjectKind.SENDER, row.author.removeprefix(PERSON_MEMBER))
-    yield QuotaSubject(SubjectKind.CHAT, f"{address.platform}:{account}:{address.chat}")
+    chat = _find_quota_chat(address.platform, address.chat)
+    yield QuotaSubject(SubjectKind.CHAT, f"{address.platform}:{account}:{chat}")
     yield QuotaSubject(SubjectKind.ACCOUNT, f"{address.platform}:{account}")
