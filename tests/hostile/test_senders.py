@@ -74,10 +74,13 @@ class Scene(Struct):
 
 
 @contextlib.asynccontextmanager
-async def open_scene(path: Path, **more: Any) -> AsyncIterator[Scene]:
+async def open_scene(
+    path: Path, *, group: tuple[str, ...] = ("ada", f"telegram:{BOB}"), **more: Any
+) -> AsyncIterator[Scene]:
+    """`group` lists who may write in the group."""
     async with TelegramServer() as telegram, ModelServer(key=KEY) as model:
         telegram.add_bot(TOKEN)
-        access = {"direct": ["ada"], "groups": {str(GROUP): ["ada", f"telegram:{BOB}"]}}
+        access = {"direct": ["ada"], "groups": {str(GROUP): group}}
         account = {"token_env": "BOT", "base_url": telegram.url, "poll_seconds": 1, "access": access}
         config = {
             "models": {"m": make_model_section(model.openai)},

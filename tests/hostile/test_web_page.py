@@ -191,31 +191,43 @@ def allow_frames(patch: pytest.MonkeyPatch) -> None:
 def allow_reading(patch: pytest.MonkeyPatch) -> None:
     """Plant a permission for all origins."""
     serve_every_origin(patch)
-    headers = (*middleware.RESPONSE_HEADERS, (b"access-control-allow-credentials", b"true"))
     parse = auth.parse_request_head
 
     def remember_origin(*given: Any, **more: Any) -> auth.RequestHead:
         head = parse(*given, **more)
+        kept = [it for it in middleware.RESPONSE_HEADERS if not it[0].startswith(b"access-control")]
         allowed = (b"access-control-allow-origin", head.get("origin").encode())
-        patch.setattr(middleware, "RESPONSE_HEADERS", (*headers, allowed))
+        headers = [*kept, allowed, (b"access-control-allow-credentials", b"true")]
+        patch.setattr(middleware, "RESPONSE_HEADERS", headers)
         return head
 
     patch.setattr(middleware, "parse_request_head", remember_origin)
 
 
-PLANTED: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]]] = {
-    "forged requests are accepted": (accept_forged_requests, "a message in the name of the owner"),
-    "the cookie alone suffices": (need_no_key, "the cookie is enough"),
-    "the console can be framed": (allow_frames, "the console in a frame of 127.0.0.1"),
-    "every origin may read": (allow_reading, "read / from 127.0.0.1"),
-    "loopback is trusted": (trust_loopback, "sessions after rebinding"),
+def open_every_door(patch: pytest.MonkeyPatch) -> None:
+    allow_reading(patch)
+    allow_frames(patch)
+    trust_loopback(patch)
+
+
+PLANTED: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], set[str]]]] = {
+    "forged requests are accepted": (
+        accept_forged_requests,
+        {"a message in the name of the owner", "the cookie is enough"},
+    ),
+    "every origin may read and frame, and loopback is trusted": (
+        open_every_door,
+        {"read / from 127.0.0.1", "the console in a frame of 127.0.0.1", "sessions after rebinding"},
+    ),
 }
+"""Two runs of the browser for five vulnerabilities. Each gain has one cause."""
 
 
 async def test_each_planted_vulnerability_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_browser(*OPTIONS) as browser:
-        for number, (bug, (plant, gain)) in enumerate(PLANTED.items()):
+        for number, (plant, gains) in enumerate(PLANTED.values()):
             async with run_gateway(tmp_path / str(number)) as gateway:
                 with monkeypatch.context() as planted:
                     plant(planted)
-                    assert gain in await play_page(gateway, browser, ("127.0.0.1",)), bug
+                    found = await play_page(gateway, browser, ("127.0.0.1",))
+            assert gains <= found, gains - found
