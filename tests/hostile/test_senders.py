@@ -215,7 +215,7 @@ async def play_member(path: Path) -> set[str]:
         assert told[0].startswith("I found:"), "the model obeyed"
         for command in OWNER_COMMANDS:
             name, _, argument = command.partition(" ")
-            (answer,) = await write(f"{name}@everhold_bot {argument}", user=BOB, name="Ada")
+            answer, *_ = await write(f"{name}@everhold_bot {argument}", user=BOB, name="Ada")
             if "needs the role owner" not in answer:
                 gains.add("an owner's command ran")
         before = len(await scene.read_heard_from(BOB))
