@@ -65,6 +65,28 @@ def test_a_page_about_people_shows_the_picture_and_names_existing_tests(page: Pa
             assert there, f"{file}::{test}"
 
 
+def test_every_attacker_and_known_mistake_names_existing_tests() -> None:
+    text = (ROOT / "docs" / "explanation" / "security.md").read_text()
+    attackers, mistakes = (
+        [line for line in part.splitlines() if line.startswith("| ")][1:] for part in text.split("## Known mistakes")
+    )
+    assert (len(attackers), len(mistakes)) == (10, 15)
+    for row in (*attackers, *mistakes):
+        assert re.search(r"`test_\w+\.py::test_\w+`", row), f"no test: {row}"
+    for row in attackers:
+        planted = row.split("|")[-2]
+        assert "::" in planted or "not covered" in planted, f"no planted vulnerability: {row}"
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", text))
+    assert [f"{file}::{test}" for file, test in sorted(named) if not _is_test(file, test)] == []
+    assert not _is_test("test_docs.py", "test_that_does_not_exist"), "the check finds something"
+
+
+def _is_test(file: str, test: str) -> bool:
+    """Whether a file of this name has the test, as a function or as a name for one that is made."""
+    made = re.compile(rf"^\s*(?:(?:async )?def {test}\(|{test} = )", re.MULTILINE)
+    return any(made.search(it.read_text()) for it in ROOT.glob(f"tests/**/{file}"))
+
+
 def test_the_picture_can_be_read_aloud() -> None:
     picture = ElementTree.parse(ROOT / "docs" / "images" / "people.svg").getroot()
     title, description = (picture.findtext(f"{{http://www.w3.org/2000/svg}}{name}") for name in ("title", "desc"))

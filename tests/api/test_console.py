@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import shutil
@@ -122,12 +123,14 @@ class ConsoleTab:
         return id
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Any]:
+@contextlib.asynccontextmanager
+async def run_browser(*more: str) -> AsyncIterator[Any]:
+    """Run chromium with these options."""
     async with playwright_api.async_playwright() as playwright:
         running = await playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=[
+                *more,
                 "--no-sandbox",
                 "--disable-gpu",
                 "--disable-quic",
@@ -139,6 +142,12 @@ async def browser() -> AsyncIterator[Any]:
         )
         yield running
         await running.close()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    async with run_browser() as running:
+        yield running
 
 
 @pytest.fixture

@@ -159,6 +159,14 @@ async def test_another_unix_user_can_use_no_file_of_the_home(gateway: KillableGa
     assert set(found.values()) == {"PermissionError"}, found
 
 
+async def test_a_file_that_others_may_read_is_found(gateway: KillableGateway) -> None:
+    """Plants the vulnerability for the test above."""
+    gateway.home.path.chmod(0o755)
+    gateway.home.env.chmod(0o644)
+    found = json.loads(run_as_nobody(READ, str(gateway.home.path)))
+    assert {name for name, how in found.items() if how == "open"} == {".env"}
+
+
 async def test_behind_nginx_with_tls_the_login_has_a_secure_cookie(gateway: KillableGateway, tmp_path: Path) -> None:
     certificate = make_certificate(tmp_path)
     with gateway.home.config.open("a") as config:
