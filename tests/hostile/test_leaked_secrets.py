@@ -166,7 +166,7 @@ def build_config(url: str, folder: Path) -> dict[str, Any]:
             "slack": {"main": {"bot_token_env": "SLACK_BOT", "app_token_env": "SLACK_APP", "base_url": f"{url}/"}},
             "matrix": {"main": {"token_env": "MATRIX_TOKEN", "homeserver": url, "user": "@bot:localhost"}},
         },
-        "http": {"tokens": [{"name": "me", "token_env": "EVERHOLD_TOKEN", "operator": True}]},
+        "http": {"tokens": [{"name": "me", "token_env": "EVERHOLD_TOKEN", "role": "operator"}]},
         "defaults": {"model": "m", "fallback": ["c"], "memories": [*memories, "leaky"]},
         "agents": {"main": {"tools": ["mcp:leak", "mcp:web"]}},
     }
