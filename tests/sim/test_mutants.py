@@ -38,7 +38,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "two-sessions": (19,),
     "accept-unsynced": (0,),
     "end-unsynced": (697,),
-    "call-unsynced": (3490,),
+    "call-unsynced": (1319,),
     "send-unsynced": (138,),
     "old-identity": (15,),
     "person-at-write": (15,),
