@@ -243,7 +243,7 @@ async def test_forgetting_deletes_held_messages_of_that_person_only(
 
 async def test_people_are_linked_and_unlinked(client: httpx2.AsyncClient) -> None:
     link = {"identity": "telegram:77", "person": "ada"}
-    assert (await client.post("/api/people/link", json=link)).json() == link
+    assert (await client.post("/api/people/link", json=link)).json() == {**link, "since": 0.0}
     people = {it["name"]: it for it in (await client.get("/api/people")).json()["people"]}
     proofs = {it["identity"]: it["proof"] for it in people["ada"]["identities"]}
     assert proofs == {

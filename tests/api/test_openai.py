@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from everhold.api import openai_shared as asking_, reply_wait
-from everhold.api.idempotency import KEEP_SECONDS, MAX_TASKS, IdempotentTasks
+from everhold.api.idempotency import KEEP_SECONDS, MAX_RUNNING_TASKS, MAX_TASKS, IdempotentTasks
 from everhold.api.log_tail import MAX_PIECES, LogTail
 from everhold.api.streaming import ReplyWriter
 from everhold.app import get_local_user
@@ -679,9 +679,14 @@ async def test_a_waiting_request_is_not_evicted_for_another() -> None:
 
     gate, now = asyncio.Event(), 0.0
     once = IdempotentTasks[str](monotonic=lambda: now)
-    tasks = [once.start(("me", str(number)), b"", work) for number in range(MAX_TASKS)]
+    keys = [("me", str(number)) for number in range(MAX_RUNNING_TASKS)]
+    tasks = [once.start(key, b"", work) for key in keys]
     with pytest.raises(Transient):
         once.start(("me", "one too many"), b"", work)
+    others = [(f"other {number}", "0") for number in range(MAX_TASKS - MAX_RUNNING_TASKS)]
+    tasks += [once.start(key, b"", work) for key in others]
+    with pytest.raises(Transient):
+        once.start(("yet another", "0"), b"", work)
     assert once.start(("me", "0"), b"", work) is tasks[0]
     gate.set()
     assert await asyncio.gather(*tasks) == ["done"] * MAX_TASKS

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
 import msgspec
 import pytest
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from everhold.config.secrets import parse_env
 from everhold.config.source import read_document
 from everhold.core.entries import _DECODERS, EntryKind, decode_body, encode_body
 from everhold.core.memory_files import parse_memory_file
-from everhold.errors import EverholdError
+from everhold.errors import EverholdError, StoreDamaged
 from everhold.hermes.reader.database import HermesDatabase
 from everhold.models.anthropic import _AnthropicResponseReader
 from everhold.models.errors import MAX_EXCERPT_CHARS, ModelEndpoint, parse_duration, parse_error_body
@@ -364,3 +365,17 @@ DATABASES: Final[dict[str, Any]] = {
 }
 test_database = fuzz_briefly(check_database, **DATABASES)
 test_database_for_long = fuzz_for_long(check_database, **DATABASES)
+
+
+def test_a_text_that_is_no_utf_8_is_reported_as_damage(sound_database: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(sound_database)
+    changed = apsw.Connection(str(path))
+    changed.execute("update sessions set source = cast(x'd6ff' as text)")
+    changed.close()
+    db = HermesDatabase(path)
+    try:
+        with pytest.raises(StoreDamaged, match="is damaged"):
+            db.read_sessions()
+    finally:
+        db.close()

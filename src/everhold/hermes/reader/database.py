@@ -146,7 +146,7 @@ class HermesDatabase:
             self.tables = {
                 str(name) for (name,) in self.db.execute("select name from sqlite_master where type = 'table'")
             }
-        except apsw.Error as error:
+        except (apsw.Error, UnicodeDecodeError) as error:
             raise StoreDamaged(f"{path} cannot be opened: {error}", remedy=RECOVERY_REMEDY) from error
         if not {"sessions", "messages"} <= self.tables:
             raise InvalidRequest(
@@ -157,13 +157,13 @@ class HermesDatabase:
         self.db.close()
 
     def list_columns(self, table: str) -> set[str]:
-        return {str(row[1]) for row in self.db.execute(f"pragma table_info({table})")}
+        return {str(row[1]) for row in self.query_rows(f"pragma table_info({table})")}
 
     def query_rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         """Run a query; raise its errors as ours."""
         try:
             return list(self.db.execute(sql, values))
-        except apsw.Error as error:
+        except (apsw.Error, UnicodeDecodeError) as error:
             raise _make_damage_error(self.path, error) from error
 
     @property
@@ -283,8 +283,8 @@ def _make_uri(path: Path) -> str:
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if quiet else ''}"
 
 
-def _make_damage_error(path: Path, error: apsw.Error) -> StoreError:
-    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+def _make_damage_error(path: Path, error: apsw.Error | UnicodeDecodeError) -> StoreError:
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError | UnicodeDecodeError):
         return StoreDamaged(f"{path} is damaged: {error}", remedy=f"everhold doctor {path} shows where")
     return StoreError(f"{path}: {error}")
 
