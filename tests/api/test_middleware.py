@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from everhold.api.auth import (
     is_same_origin,
     parse_request_head,
 )
-from everhold.api.middleware import MAX_ARRIVING
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
 from everhold.api.routes import ApiRoute
 from everhold.app import SystemClock, get_local_user, load_home_settings
@@ -416,22 +416,27 @@ async def test_a_connection_with_repeated_requests_stays_open(
         await gateway.stop()
 
 
-async def test_at_most_thirty_two_bodies_of_a_token_are_read_at_once(
+async def test_at_most_sixty_four_bodies_are_read_at_once_and_half_of_them_for_one_token(
     gateway: ApiGateway, client: httpx2.AsyncClient
 ) -> None:
     guard = gateway.web.guard
     guard.body_seconds = 10 * LIMIT_SECONDS  # no connection is closed before all are open
-    slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]
+    slow: list[asyncio.StreamWriter] = []
     try:
-        for _, writer in slow:
-            writer.write(POST + b"Content-Length: 1000\r\n\r\n{")
-        await wait_until(lambda: guard.arriving >= MAX_ARRIVING // 2)
-        posted = await client.post("/api/messages", json={"chat": "x", "text": "a"})
-        assert posted.status_code == 429
-        assert guard.arriving == MAX_ARRIVING // 2
+        for token, arriving, status in ((LOCAL, 32, 429), (OPERATOR, 64, 503)):
+            credential = f"Authorization: Bearer {token}\r\n".encode()
+            for _ in range(40):
+                _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                slow.append(writer)
+                writer.write(b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\n" + credential)
+                writer.write(b"Content-Length: 1000\r\n\r\n{")
+            await wait_until(functools.partial(lambda most: guard.arriving >= most, arriving))
+            posted = await client.post("/api/messages", json={"chat": "x", "text": "a"})
+            assert posted.status_code == status
+            assert guard.arriving == arriving
         assert (await client.get("/health")).status_code == 200, "a request without a body needs no place"
     finally:
-        for _, writer in slow:
+        for writer in slow:
             writer.close()
     await wait_until(lambda: not guard.arriving)
     assert (await client.get("/health")).status_code == 200

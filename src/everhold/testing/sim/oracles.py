@@ -103,7 +103,6 @@ async def check_all(
     erasures = await load_erasures(store)
     for erasure in erasures:
         left = [it for it in witness.places_to_erase.get(erasure.id, ()) if logs[it[0]][it[1] - 1].body is not None]
-        # it selects by time, so a clock that was set back makes it miss the newest messages
         if erasure.log_erased and left:
             witness.report_problem(f"{list(erasure.identities)} were forgotten, but {sorted(left)} are in the log")
         for place in erasure.places:
