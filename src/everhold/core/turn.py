@@ -135,6 +135,11 @@ TurnEvent: TypeAlias = (
 )
 
 
+def is_final_answer(event: TurnEvent) -> bool:
+    """Return whether the model answered and wants no tool, so that the turn ends."""
+    return isinstance(event, ModelAnswered) and not event.thought.calls
+
+
 # -- effects: what to do next ------------------------------------------------------------------------------------------
 
 

@@ -259,8 +259,7 @@ class MessageAcceptor:
 
     async def _move_offset(self, incoming: IncomingMessage) -> tuple[tuple[StateWrite, ...], OffsetVersion | None]:
         """Return the write of the platform offset that goes with a message, and the version it is based on."""
-        if incoming.offset is None:
-            return (), None
+        assert incoming.offset is not None
         key = _get_offset_place(incoming)
         known = self._offsets.get(key)
         if known is None:
@@ -328,7 +327,9 @@ class MessageAcceptor:
             rebound = Changed(change=AddressBound(address=stamp.address, previous=left, by="unlink"))
             entries = (EntryDraft(body=rebound, author="system"), *entries)
         peers = await self.peers.list_first_records(admission.agent, admission.identity) if self.peers else ()
-        state_writes, known_offset = await self._move_offset(incoming)
+        state_writes, known_offset = (), None
+        if incoming.offset is not None:
+            state_writes, known_offset = await self._move_offset(incoming)
         if incoming.state_write is not None:
             state_writes += (incoming.state_write,)
         # A worker is reserved from here on, so nothing may fail before the commit.
@@ -344,7 +345,7 @@ class MessageAcceptor:
             entries=entries,
             wakeups=wakeups,
             state_writes=state_writes,
-            first_seen=self._note_first_seen(admission),
+            first_seen=self._make_first_seen(admission) if admission.is_new_identity else (),
             peers=peers,
             blobs=incoming.files,
         )
@@ -372,10 +373,8 @@ class MessageAcceptor:
             self.wakeups.notify(session, work=body.asks and not done.claims)
         return AcceptResult(outcome="accepted", session=session, seq=done.seqs[-1])
 
-    def _note_first_seen(self, admission: AdmissionDecision) -> tuple[FirstSeen, ...]:
+    def _make_first_seen(self, admission: AdmissionDecision) -> tuple[FirstSeen, ...]:
         """Return what makes the person of an identity that was never heard before."""
-        if not admission.is_new_identity:
-            return ()
         person = make_person_id(self.gates.chance.bytes(PERSON_ID_BYTES))
         return (FirstSeen(identity=admission.identity, person=person),)
 

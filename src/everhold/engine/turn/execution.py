@@ -46,6 +46,7 @@ from everhold.core.entries import (
 )
 from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step, list_pending_messages
 from everhold.core.message_split import split_text
+from everhold.core.people import PeopleDirectory
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall import RecallRecord
 from everhold.core.roles import PersonRole, explain_lost_access, list_role_refusals
@@ -66,6 +67,7 @@ from everhold.core.turn import (
     TurnState,
     WaitForModel,
     advance_turn,
+    is_final_answer,
     rebuild_turn,
 )
 from everhold.core.wording import describe_duration
@@ -248,6 +250,8 @@ class TurnExecution:
         """The session's last seq, if all entries since the last check are our own; None after another writer committed.
         """
         self.is_first_step = False
+        self.people_at_start: PeopleDirectory | None = None
+        """The people as they were just now, when the turn began; None after the first step."""
         self.draft: outbox_drafts.ReplyDraft | None = None
         self.recalled: TurnRecall | None = None
         """The recall of this turn; None until the memories were asked."""
@@ -256,13 +260,24 @@ class TurnExecution:
         self.blobs = ThoughtBlobs()
         self.rights = TurnRights()
         self.refusals: dict[str, str] = {}
-        """What the turn may do. The roles of the people whose words it takes decide, and are read before every step."""
+        """What the turn may do. The roles of the people whose words it takes decide. They are read before every step
+        that may ask a model or use a tool."""
         self.reservation: BudgetReservation | None = None
         """The reservation for the last model call, until its cost is committed."""
         self.log = context.log
 
-    async def begin(self, op: int, began: Began, seen: CachedContext, heard: list[Entry], *, left: bool) -> bool:
+    async def begin(
+        self,
+        op: int,
+        began: Began,
+        seen: CachedContext,
+        heard: list[Entry],
+        *,
+        left: bool,
+        people: PeopleDirectory,
+    ) -> bool:
         self._set_operation(op)
+        self.people_at_start = people
         self.cached_context = seen
         self.own_upto_seq = None if left else self.session.last_seq
         self._append_step(op, began)
@@ -334,8 +349,9 @@ class TurnExecution:
         event: TurnEvent = TurnOpened()
         effects = self.runtime.tool_effects
         while True:
-            self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
-            self.refusals = self._list_refusals()
+            if not is_final_answer(event):
+                self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
+                self.refusals = self._list_refusals()
             self.state, task = advance_turn(self.state, event, effects, self.refusals)
             match task:
                 case AskModel():
@@ -381,7 +397,7 @@ class TurnExecution:
         The context may contain what the sender must not see any more. In the sender's own session another turn answers
         without it. A session of another person is left at once.
         """
-        people = await self.store.get_people()
+        people, self.people_at_start = self.people_at_start or await self.store.get_people(), None
         senders = {entry.author.removeprefix("person:") for entry in self.heard.values()}
         parted = [identity for identity in senders if people.has_parted_since(identity)]
         if not parted:

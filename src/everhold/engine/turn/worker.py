@@ -101,6 +101,7 @@ class TurnWorker:
             if seen.context.compression is not None and seen.context.compression.session == session.id
             else 0
         )
+        people = await self.store.get_people()
         began = Began(
             type="turn",
             takes=takes,
@@ -108,7 +109,7 @@ class TurnWorker:
             generation=session.generation,
             consumer=TURN,
             trigger="heard",
-            people=(await self.store.get_people()).epoch,
+            people=people.epoch,
         )
         taken = set(takes)
         done = await self.context.commit(
@@ -122,7 +123,7 @@ class TurnWorker:
         left = any(
             it.asks and it.command is None and it.seq not in taken for it in list_pending_messages(glance.pending)
         )
-        return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)
+        return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left, people=people)
 
     def _build_compressor(self, runtime: AgentRuntime) -> SessionCompressor:
         context = self.context
