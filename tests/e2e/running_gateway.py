@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from everhold.app import GatewayApp, SystemClock, load_home_settings
-from everhold.core.entries import ChatLocation, Entry, EntryBody, Heard, Notified, Said
+from everhold.core.entries import Began, ChatLocation, Entry, EntryBody, Heard, Notified, Said, Took
 from everhold.infra.home import Home
 from everhold.ports.clock import Clock
 from everhold.ports.platform import AcceptResult, IncomingMessage
@@ -94,12 +94,22 @@ class RunningGateway:
         """Send a message and wait for the reply."""
         verdict = await self.send_message(text, **more)
         await self.wait_until(lambda: self._is_answered(verdict))
-        bodies = [e.body for e in await self.read_entries(verdict.session) if e.seq > verdict.seq]
-        return next(body.text for body in bodies if isinstance(body, Said | Notified))
+        return (await self._list_answers(verdict))[0]
 
     async def _is_answered(self, verdict: AcceptResult) -> bool:
+        return bool(await self._list_answers(verdict))
+
+    async def _list_answers(self, verdict: AcceptResult) -> list[str]:
+        """Return the texts that answer a message. A turn that began before it answers it only if it took it later."""
         entries = await self.read_entries(verdict.session)
-        return any(e.seq > verdict.seq and isinstance(e.body, Said | Notified) for e in entries)
+        takers = {e.op or e.seq for e in entries if isinstance(e.body, Began | Took) and verdict.seq in e.body.takes}
+        return [
+            e.body.text
+            for e in entries
+            if e.seq > verdict.seq
+            and isinstance(e.body, Said | Notified)
+            and (e.op is None or e.op > verdict.seq or e.op in takers)
+        ]
 
     async def read_entries(self, session: str) -> list[Entry]:
         return await self.app.store.list_entries(session)

@@ -172,7 +172,8 @@ class WorkerSupervisor:
         if self.is_stopping or self.only_consumers or self._is_full(wakeup.consumer):
             return wakeup
         self.reserved_by_consumer[wakeup.consumer] += 1
-        return structs.replace(wakeup, owner=self.gates.owner, lease=self.lease_seconds)
+        gates = self.gates
+        return structs.replace(wakeup, owner=gates.owner, lease=self.lease_seconds, lease_start=gates.clock.now)
 
     def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         spare = False

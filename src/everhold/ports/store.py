@@ -90,6 +90,10 @@ class InFlightBatch(StoredRecord, frozen=True):
     """The rest of a batch that was refused. Its items are sent after this one, each by itself."""
 
 
+Now: TypeAlias = float | Callable[[], float]
+"""A time, or a clock, which is read when the write begins."""
+
+
 class RetryDelay(Struct, frozen=True, kw_only=True):
     """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory delay is not shortened."""
 
@@ -114,6 +118,9 @@ class Wakeup(Struct, frozen=True, kw_only=True):
     """The owner that claims the cursor in the same commit, if it is due and unclaimed."""
     lease: float = 0.0
     """Duration of that claim in seconds."""
+    lease_start: Now | None = None
+    """When that claim begins. With the time of the change, a claim of a process that stalled before its commit would
+    appear to have ended already. None: the time of the change."""
 
 
 class ConsumerCursor(Struct, frozen=True, kw_only=True):
@@ -490,10 +497,6 @@ class SessionSnapshot(Struct, frozen=True, kw_only=True):
     running: list[Operation]
     newest_turn: int
     """The op of the newest turn, 0 if there is none."""
-
-
-Now: TypeAlias = float | Callable[[], float]
-"""A time, or a clock, which is read when the write begins."""
 
 
 class Store(Protocol):
