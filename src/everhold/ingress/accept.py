@@ -327,7 +327,8 @@ class MessageAcceptor:
             rebound = Changed(change=AddressBound(address=stamp.address, previous=left, by="unlink"))
             entries = (EntryDraft(body=rebound, author="system"), *entries)
         peers = await self.peers.list_first_records(admission.agent, admission.identity) if self.peers else ()
-        state_writes, known_offset = (), None
+        state_writes: tuple[StateWrite, ...] = ()
+        known_offset: OffsetVersion | None = None
         if incoming.offset is not None:
             state_writes, known_offset = await self._move_offset(incoming)
         if incoming.state_write is not None:

@@ -137,13 +137,12 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=65.0, owner="you") == ["turn"]
 
     @store_promise
-    @pytest.mark.parametrize("first", [True, False], ids=["new", "idle"])
-    async def test_the_lease_of_a_wakeup_begins_when_it_is_written(self, scenario: StoreScenario, first: bool) -> None:
-        if not first:
-            await scenario.commit_heard()
-            await scenario.update_cursor(await scenario.claim_cursor(), release=True, idle_at=99)
+    async def test_the_lease_of_a_wakeup_begins_when_it_is_written(self, scenario: StoreScenario) -> None:
         stalled = Wakeup(consumer="turn", owner="me", lease=60.0, lease_start=lambda: 500.0)
-        assert (await scenario.commit(at=5.0, wakeups=(stalled,))).claims
+        (claim,) = (await scenario.commit(at=5.0, wakeups=(stalled,))).claims
+        assert await scenario.claim_consumers(at=559.0, owner="you") == []
+        await scenario.update_cursor(claim, at=5.0, release=True, idle_at=99)
+        assert (await scenario.commit(at=5.0, wakeups=(stalled,))).claims, "the cursor is idle now"
         assert await scenario.claim_consumers(at=559.0, owner="you") == []
         assert await scenario.claim_consumers(at=560.0, owner="you") == ["turn"]
 
