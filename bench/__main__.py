@@ -20,6 +20,7 @@ from bench.many_sessions import many_sessions_rows
 from bench.matrix import matrix_rows
 from bench.memories import memory_rows
 from bench.peers import peer_rows
+from bench.platform_cost import platform_cost_rows
 from bench.plugin_processes import plugin_process_rows
 from bench.recalling import recalling_rows
 from bench.summaries import summary_rows
@@ -49,6 +50,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "hermes-import": hermes_import_rows,
     "matrix": matrix_rows,
     "telegram": telegram_rows,
+    "platform-cost": platform_cost_rows,
     "bursts": burst_rows,
     "fairness": fairness_rows,
 }

@@ -282,10 +282,10 @@ async def test_a_cancelled_accept_still_starts_a_worker_for_its_cursor(tmp_path:
     taken: list[Claim] = []
 
     class Hand:
-        def reserve_worker(self, wakeup: Wakeup) -> Wakeup:
+        def reserve_worker(self, session: str, wakeup: Wakeup) -> Wakeup:
             return structs.replace(wakeup, owner="me", lease=120.0)
 
-        def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
+        def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
             taken.extend(claims)
 
     async def reception(_: IncomingMessage) -> AdmissionDecision:

@@ -78,12 +78,12 @@ class Gates:
 class WorkerPool(Protocol):
     """The pool of workers of this process."""
 
-    def reserve_worker(self, wakeup: Wakeup) -> Wakeup:
+    def reserve_worker(self, session: str, wakeup: Wakeup) -> Wakeup:
         """Return the wakeup with a claim request, if a worker is free. The worker is reserved until
         `start_reserved`.
         """
 
-    def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
+    def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         """End the reservations of these wakeups, and start workers for the claims."""
 
 
@@ -98,16 +98,17 @@ class Wakeups:
         """Lets a commit start workers directly, without polling the store."""
         self._events_by_session: dict[str, list[asyncio.Event]] = {}
 
-    def reserve_workers(self, wakeups: tuple[Wakeup, ...]) -> tuple[Wakeup, ...]:
-        return wakeups if self.worker_pool is None else tuple(map(self.worker_pool.reserve_worker, wakeups))
+    def reserve_workers(self, session: str, wakeups: tuple[Wakeup, ...]) -> tuple[Wakeup, ...]:
+        pool = self.worker_pool
+        return wakeups if pool is None else tuple(pool.reserve_worker(session, wakeup) for wakeup in wakeups)
 
-    def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...] = ()) -> None:
+    def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...] = ()) -> None:
         """End the reservations of these wakeups, whether the commit succeeded or not. Without claims the workers are
         free again.
         """
         assert self.worker_pool is not None or not claims, "claims need reserved workers"
         if self.worker_pool is not None:
-            self.worker_pool.start_reserved(wakeups, claims)
+            self.worker_pool.start_reserved(session, wakeups, claims)
 
     def notify(self, session: str, *, work: bool = True) -> None:
         """Notify the waiting tasks of a session. `work`: a cursor may also be due."""

@@ -34,7 +34,7 @@ from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.engine.turn import worker as turn_worker
 from everhold.engine.turn.execution import TurnContext
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
-from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup
+from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup, name_cursor
 
 LEASE_SECONDS: Final = 120.0
 """Longer than the deadline of any outbound call with its wait, so a lease does not expire while a worker waits for an
@@ -93,6 +93,7 @@ class WorkerSupervisor:
         self.tasks: dict[asyncio.Task[bool], Claim] = {}
         self.workers_by_consumer: Counter[str] = Counter()
         self.reserved_by_consumer: Counter[str] = Counter()
+        self.reserved_by_cursor: Counter[str] = Counter()
         """Workers that are reserved for commits in progress, because a burst of messages reserves before any worker
         starts.
         """
@@ -164,18 +165,24 @@ class WorkerSupervisor:
             at=self.gates.clock.now,
             lease=self.lease_seconds,
             limit=free_slots,
-            skip=[*full, *(task.get_name() for task in self.tasks)],  # a task has the name of its cursor
+            skip=full,
             only=self.only_consumers,
+            list_held=self._list_held_cursors,
         )
 
-    def reserve_worker(self, wakeup: Wakeup) -> Wakeup:
+    def _list_held_cursors(self) -> list[str]:
+        """Return the cursors that workers hold, or will hold after a commit in progress. Any thread may call it."""
+        return [*(task.get_name() for task in list(self.tasks)), *self.reserved_by_cursor]
+
+    def reserve_worker(self, session: str, wakeup: Wakeup) -> Wakeup:
         if self.is_stopping or self.only_consumers or self._is_full(wakeup.consumer):
             return wakeup
         self.reserved_by_consumer[wakeup.consumer] += 1
+        self.reserved_by_cursor[name_cursor(session, wakeup.consumer)] += 1
         gates = self.gates
         return structs.replace(wakeup, owner=gates.owner, lease=self.lease_seconds, lease_start=gates.clock.now)
 
-    def start_reserved(self, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
+    def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         spare = False
         for wakeup in wakeups:
             if wakeup.owner:
@@ -183,9 +190,17 @@ class WorkerSupervisor:
                 self.reserved_by_consumer[wakeup.consumer] -= 1
         for claim in claims:
             self._start_worker(claim)
+        for wakeup in wakeups:
+            if wakeup.owner:
+                self._end_reservation(name_cursor(session, wakeup.consumer))
         if spare and len(claims) < len(wakeups):
             # Another wakeup may have been refused because of a reservation that was not used.
             self.wakeups.work_available.set()
+
+    def _end_reservation(self, name: str) -> None:
+        self.reserved_by_cursor[name] -= 1
+        if not self.reserved_by_cursor[name]:
+            del self.reserved_by_cursor[name]
 
     def _is_full(self, consumer: str) -> bool:
         promised = self.reserved_by_consumer

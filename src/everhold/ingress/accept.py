@@ -334,7 +334,7 @@ class MessageAcceptor:
         if incoming.state_write is not None:
             state_writes += (incoming.state_write,)
         # A worker is reserved from here on, so nothing may fail before the commit.
-        wakeups = self.wakeups.reserve_workers(_WAKEUPS[wakeup]) if body.asks else ()
+        wakeups = self.wakeups.reserve_workers(session, _WAKEUPS[wakeup]) if body.asks else ()
         if left:
             wakeups += (Wakeup(consumer=BACKLINKS),)
         change = Change(
@@ -438,12 +438,12 @@ class MessageAcceptor:
     async def _commit_and_start_workers(self, change: Change) -> CommitResult:
         """Commit, and start workers for the claimed cursors, even if the caller was cancelled."""
         task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
-        task.add_done_callback(functools.partial(self._start_reserved_workers, change.wakeups))
+        task.add_done_callback(functools.partial(self._start_reserved_workers, change))
         return await asyncio.shield(task)
 
-    def _start_reserved_workers(self, wakeups: tuple[Wakeup, ...], task: asyncio.Task[CommitResult]) -> None:
+    def _start_reserved_workers(self, change: Change, task: asyncio.Task[CommitResult]) -> None:
         failed = task.cancelled() or task.exception() is not None
-        self.wakeups.start_reserved(wakeups, () if failed else task.result().claims)
+        self.wakeups.start_reserved(change.session, change.wakeups, () if failed else task.result().claims)
 
 
 def _get_offset_place(incoming: IncomingMessage) -> tuple[str, str]:

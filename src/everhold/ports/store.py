@@ -168,6 +168,11 @@ class ReceiptCount(Struct, frozen=True, kw_only=True):
     """How many of them have a remote id."""
 
 
+def name_cursor(session: str, consumer: str) -> str:
+    """Return the name of a cursor, for a list of cursors that are held."""
+    return f"{consumer}{CURSOR_SEPARATOR}{session}"
+
+
 class Claim(Struct, frozen=True, kw_only=True):
     """The right to act for a cursor until its lease ends. Every write names the fence."""
 
@@ -190,8 +195,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The cursor's name in a list of consumers to skip."""
-        return f"{self.cursor.consumer}{CURSOR_SEPARATOR}{self.cursor.session}"
+        return name_cursor(self.cursor.session, self.cursor.consumer)
 
 
 class CursorUpdate(Struct, frozen=True, kw_only=True):
@@ -507,15 +511,26 @@ class Store(Protocol):
         """Apply `change` completely or not at all. Returns once it is durable."""
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self,
+        *,
+        owner: str,
+        at: Now,
+        lease: float,
+        limit: int,
+        skip: Sequence[str] = (),
+        only: Sequence[str] = (),
+        list_held: Callable[[], Collection[str]] = list,
     ) -> list[Claim]:
         """Claim up to `limit` due and unclaimed cursors, the longest due first, each under a new fence.
 
         `skip` names consumers to leave out, `only` the ones to consider. A name that ends with `*` stands for all that
-        begin with it. A process never takes over a cursor that `skip` names (`Claim.name`), whatever its lease says,
-        because its own worker holds it and the clock may have been set. Operations that the cursor left running get
-        the same fence; an attempt is counted unless they were paused. Pass the clock itself as `at` if other processes
-        claim, too, because with a time that was read before a stall their leases would appear to begin in the future.
+        begin with it. Operations that the cursor left running get the same fence; an attempt is counted unless they
+        were paused. Pass the clock itself as `at` if other processes claim, too, because with a time that was read
+        before a stall their leases would appear to begin in the future.
+
+        A process never takes a cursor from its own worker, whatever the lease says, because the clock may have been
+        set. `list_held` returns the names of these cursors (`name_cursor`). It is called when the write begins, on
+        the thread of the writer, because a worker may have started since.
         """
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:

@@ -188,7 +188,7 @@ class TurnContext:
             op=op,
             generation=generation,
             cursor=update,
-            wakeups=self.wakeups.reserve_workers(wakeups),
+            wakeups=self.wakeups.reserve_workers(self.claim.session, wakeups),
             spends=spends,
             blobs=self.contexts.filter_unstored_blobs(beside.blobs) + files,
             records=beside.records,
@@ -198,12 +198,12 @@ class TurnContext:
         try:
             done = await self.gates.commit(change)
         except BaseException:
-            self.wakeups.start_reserved(change.wakeups)
+            self.wakeups.start_reserved(change.session, change.wakeups)
             raise
         self.contexts.mark_blobs_stored(beside.blobs)
         self.is_idle = done.rests
         if wakeups:
-            self.wakeups.start_reserved(change.wakeups, done.claims)
+            self.wakeups.start_reserved(change.session, change.wakeups, done.claims)
             self.wakeups.notify(self.claim.session, work=len(done.claims) < len(wakeups))
         return done
 

@@ -5,7 +5,7 @@ Times are stored as (since, wait), so that a jump of the clock can be detected: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -13,13 +13,13 @@ import msgspec
 
 from everhold.errors import InvalidRequest, LeaseLost
 from everhold.ports.store import (
-    CURSOR_SEPARATOR,
     Claim,
     ConsumerCursor,
     CursorUpdate,
     InFlightBatch,
     MemoryBacklog,
     Wakeup,
+    name_cursor,
 )
 from everhold.stores.sqlite.connect import fetch_rows
 from everhold.stores.sqlite.sessions import SessionHead, compute_head
@@ -224,17 +224,19 @@ def claim_cursors(
     limit: int,
     skip: Sequence[str],
     only: Sequence[str],
+    list_held: Callable[[], Collection[str]] = list,
     back: bool = True,
 ) -> list[Claim]:
     """Claim due cursors. `back`: the clock may have gone back to before a delay began."""
     if back:
         _restart_mandatory_waits(cur, at)
-    consumers = _list_consumers(cur, skip=[name for name in skip if CURSOR_SEPARATOR not in name], only=only)
+    consumers = _list_consumers(cur, skip=skip, only=only)
     due = _find_due_cursors(cur, at=at, limit=limit, consumers=consumers, back=back)
     if any(before == owner for *_, before in due):
         # The clock was set. Cursors that workers of `owner` hold stay with them and do not count against the limit.
-        due = _find_due_cursors(cur, at=at, limit=limit + len(skip), consumers=consumers, back=back)
-        due = [row for row in due if row[3] != owner or f"{row[2]}{CURSOR_SEPARATOR}{row[1]}" not in skip][:limit]
+        held = set(list_held())
+        due = _find_due_cursors(cur, at=at, limit=limit + len(held), consumers=consumers, back=back)
+        due = [row for row in due if row[3] != owner or name_cursor(row[1], row[2]) not in held][:limit]
     return [
         _build_claim(cur, cur.execute(_CLAIM_ANY, (owner, at, lease, session, consumer)).get, taken_over=before != "")
         for _, session, consumer, before in due

@@ -211,13 +211,29 @@ class SqliteStore:
         return self._safe_pos if newest < self._safe_pos else None
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self,
+        *,
+        owner: str,
+        at: Now,
+        lease: float,
+        limit: int,
+        skip: Sequence[str] = (),
+        only: Sequence[str] = (),
+        list_held: Callable[[], Collection[str]] = list,
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
             back = now < self._latest
             found = cursors.claim_cursors(
-                cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=back
+                cur,
+                owner=owner,
+                at=now,
+                lease=lease,
+                limit=limit,
+                skip=skip,
+                only=only,
+                list_held=list_held,
+                back=back,
             )
             self._latest = max(now, cursors.find_latest_wait_start(cur)) if back else now
             return found

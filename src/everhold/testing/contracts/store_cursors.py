@@ -316,13 +316,13 @@ class StoreCursorContract:
         await scenario.commit_heard(at=1.0)
         mine = await scenario.claim_cursor(at=TEN_YEARS_SECONDS, owner="me", lease=60.0)
         for at in (TEN_YEARS_SECONDS + 3600.0, TEN_YEARS_SECONDS - 10.0, 2.0):
-            assert await scenario.claim_consumers(at=at, owner="me", skip=(mine.name,)) == []
+            assert await scenario.claim_consumers(at=at, owner="me", list_held=lambda: [mine.name]) == []
         await scenario.wake_consumer("platform", at=TEN_YEARS_SECONDS)
         later = TEN_YEARS_SECONDS + 3600.0
-        assert await scenario.claim_consumers(at=later, owner="me", skip=(mine.name,), limit=1) == ["platform"], (
-            "it takes no place"
-        )
-        assert await scenario.claim_consumers(at=later, owner="you", skip=(mine.name,)) == ["turn"], (
+        assert await scenario.claim_consumers(at=later, owner="me", list_held=lambda: [mine.name], limit=1) == [
+            "platform"
+        ], "it takes no place"
+        assert await scenario.claim_consumers(at=later, owner="you", list_held=lambda: [mine.name]) == ["turn"], (
             "others cannot know"
         )
 
@@ -331,7 +331,7 @@ class StoreCursorContract:
         await scenario.commit_heard()
         mine = await scenario.claim_cursor(owner="me")
         await scenario.update_cursor(mine, release=True)
-        assert await scenario.claim_consumers(owner="me", skip=(mine.name,)) == ["turn"]
+        assert await scenario.claim_consumers(owner="me", list_held=lambda: [mine.name]) == ["turn"]
 
     @store_promise
     async def test_a_lease_from_the_future_is_expired(self, scenario: StoreScenario) -> None:

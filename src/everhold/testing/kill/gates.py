@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from everhold.ports.store import Change, Claim, CommitResult, Now, Step
+from everhold.ports.store import Change, Claim, CommitResult, Step
 from everhold.stores.sqlite import SqliteStore
 
 KillMoment: TypeAlias = Literal["before", "after"]
@@ -62,11 +62,9 @@ class KillableStore(SqliteStore):
         self.kill_switch(change.step, "after")
         return done
 
-    async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
-    ) -> list[Claim]:
+    async def claim_cursors(self, **wanted: Any) -> list[Claim]:
         self.kill_switch(Step.CLAIM, "before")
-        claims = await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        claims = await super().claim_cursors(**wanted)
         self.kill_switch(Step.CLAIM, "after")
         return claims
 

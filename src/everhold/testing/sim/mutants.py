@@ -50,13 +50,11 @@ from everhold.ports.memory import ErasureState
 from everhold.ports.model import Model, ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsDrafts
 from everhold.ports.store import (
-    CURSOR_SEPARATOR,
     Change,
     CitedEntry,
     Claim,
     CommitResult,
     InFlightBatch,
-    Now,
     PeerRecord,
     Receipt,
     RetryDelay,
@@ -443,14 +441,10 @@ class ResendsUnderHold(DelegatingRuntimes):
 class IgnoresClockGoingBack(GatedStore):
     """Ignores that the clock went back, and waits for a time that began in the future."""
 
-    async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
-    ) -> list[Claim]:
+    async def claim_cursors(self, **wanted: Any) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
-            now = at() if callable(at) else at
-            return cursors.claim_cursors(
-                cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=False
-            )
+            at = wanted["at"]
+            return cursors.claim_cursors(cur, **{**wanted, "at": at() if callable(at) else at}, back=False)
 
         await self._before(Step.CLAIM)
         claims = await self.disk.writer.write(job)
@@ -465,11 +459,8 @@ class IgnoresClockGoingBack(GatedStore):
 class TakesFromItself(GatedStore):
     """Claims a cursor whose lease seems to be over, even if a worker of the same process holds it."""
 
-    async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
-    ) -> list[Claim]:
-        consumers = [name for name in skip if CURSOR_SEPARATOR not in name]
-        return await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=consumers, only=only)
+    async def claim_cursors(self, **wanted: Any) -> list[Claim]:
+        return await super().claim_cursors(**{**wanted, "list_held": list})
 
 
 class ShortensWaits(GatedStore):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import InDoubt, Transient
-from everhold.ports.store import Change, Claim, CommitResult, Now, Step, Store
+from everhold.ports.store import Change, Claim, CommitResult, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim.world import RequestOrigin, SimLogger, SimRandom, SimWorld
 
@@ -170,11 +170,9 @@ class GatedStore(_StoreMethods):
         self.process.on_commit(change)
         return done
 
-    async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
-    ) -> list[Claim]:
+    async def claim_cursors(self, **wanted: Any) -> list[Claim]:
         await self._before(Step.CLAIM)
-        claims = await self.disk.claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        claims = await self.disk.claim_cursors(**wanted)
         self.witness.record_claims(self.process, claims)
         await self._after(Step.CLAIM)
         return claims
