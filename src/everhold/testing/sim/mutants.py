@@ -78,6 +78,9 @@ class SimMutant(Struct, frozen=True, kw_only=True):
 
     description: str
     parts: SimProcessParts
+    settings: dict[str, Any] = {}
+    """What a schedule needs to find it soon, in place of what its seed draws: a bug that needs a power cut is not found
+    without one."""
 
 
 # -- ingress -----------------------------------------------------------------------------------------------------------
@@ -709,12 +712,28 @@ def _make_store_parts(kind: Callable[[SimProcess], Store]) -> SimProcessParts:
     return SimProcessParts(store=kind)
 
 
+_LONG_CHATS: Final = {"messages": 6, "chats": 3}
+_MANY_ACTIONS: Final = {"operator_actions": 0.8}
+_REACHABLE_SERVICES: Final = {"commands": 0.0, "trouble": 0.0, "lost": 0.0, "model_fault": 0.0}
+_POWER_CUTS: Final = {
+    "power": 1.0,
+    "crash": 0.015,
+    "most_faults": 30,
+    "fault_seconds": 400.0,
+    **_REACHABLE_SERVICES,
+    **_LONG_CHATS,
+}
+
 MUTANTS: Final[dict[str, SimMutant]] = {
     "ack-first": SimMutant(
-        description="acknowledge an update before its commit", parts=SimProcessParts(listener=AcknowledgesBeforeAccept)
+        description="acknowledge an update before its commit",
+        parts=SimProcessParts(listener=AcknowledgesBeforeAccept),
+        settings={"crash": 0.03, "most_faults": 14},
     ),
     "confirm-first": SimMutant(
-        description="confirm a message to a caller before its commit", parts=SimProcessParts(api=ConfirmsBeforeCommit)
+        description="confirm a message to a caller before its commit",
+        parts=SimProcessParts(api=ConfirmsBeforeCommit),
+        settings={"callers": 1, "crash": 0.03, "most_faults": 14},
     ),
     "forgets-keys": SimMutant(
         description="forget idempotency keys at a restart", parts=SimProcessParts(api=ForgetsKeys)
@@ -750,17 +769,36 @@ MUTANTS: Final[dict[str, SimMutant]] = {
         description="ignore that the clock went back", parts=_make_store_parts(IgnoresClockGoingBack)
     ),
     "own-lease": SimMutant(
-        description="take over a cursor from the own worker", parts=_make_store_parts(TakesFromItself)
+        description="take over a cursor from the own worker",
+        parts=_make_store_parts(TakesFromItself),
+        settings={"jump": 0.3, "slow": 0.3, **_LONG_CHATS},
     ),
     "stale-compression": SimMutant(
-        description="commit a compression of an older generation", parts=_make_store_parts(CompressesAnything)
+        description="commit a compression of an older generation",
+        parts=_make_store_parts(CompressesAnything),
+        settings={"context_tokens": 450, "mode": "peers", "stall": 0.015, "most_faults": 14},
     ),
-    "erased-back": SimMutant(description="keep summaries of erased entries", parts=_make_store_parts(ForgetsSummaries)),
+    "erased-back": SimMutant(
+        description="keep summaries of erased entries",
+        parts=_make_store_parts(ForgetsSummaries),
+        settings={"context_tokens": 450, **_MANY_ACTIONS},
+    ),
     "recall-record-stays": SimMutant(
-        description="keep recall records of erased entries", parts=_make_store_parts(ForgetsRecords)
+        description="keep recall records of erased entries",
+        parts=_make_store_parts(ForgetsRecords),
+        settings={"recall": True, **_MANY_ACTIONS},
     ),
     "recall-record-returns": SimMutant(
-        description="store a recall record after an erasure", parts=_make_store_parts(KeepsLateRecords)
+        description="store a recall record after an erasure",
+        parts=_make_store_parts(KeepsLateRecords),
+        settings={
+            "recall": True,
+            "slow": 0.5,
+            "mode": "peers",
+            "context_tokens": 100_000,
+            **_LONG_CHATS,
+            **_MANY_ACTIONS,
+        },
     ),
     "short-wait": SimMutant(description="shorten a long requested wait", parts=_make_store_parts(ShortensWaits)),
     "unmarked": SimMutant(
@@ -773,7 +811,9 @@ MUTANTS: Final[dict[str, SimMutant]] = {
         description="do not store the rest of a refused batch", parts=SimProcessParts(supervisor=ForgetsTheRest)
     ),
     "stale-context": SimMutant(
-        description="reuse a context of an older generation", parts=SimProcessParts(supervisor=KeepsStaleContexts)
+        description="reuse a context of an older generation",
+        parts=SimProcessParts(supervisor=KeepsStaleContexts),
+        settings={**_LONG_CHATS, **_MANY_ACTIONS},
     ),
     "two-sessions": SimMutant(
         description="write two sessions in one commit", parts=_make_store_parts(TwoSessionsAtOnce)
@@ -781,12 +821,18 @@ MUTANTS: Final[dict[str, SimMutant]] = {
     "accept-unsynced": SimMutant(
         description="acknowledge an update before the sync", parts=_make_early_answer_parts(Step.ACCEPT)
     ),
-    "end-unsynced": SimMutant(description="send a reply before the sync", parts=_make_early_answer_parts(Step.END)),
+    "end-unsynced": SimMutant(
+        description="send a reply before the sync", parts=_make_early_answer_parts(Step.END), settings=_POWER_CUTS
+    ),
     "call-unsynced": SimMutant(
-        description="run a once tool before the sync", parts=_make_early_answer_parts(Step.CALL)
+        description="run a once tool before the sync",
+        parts=_make_early_answer_parts(Step.CALL),
+        settings=_POWER_CUTS,
     ),
     "send-unsynced": SimMutant(
-        description="send blindly before the sync", parts=_make_early_answer_parts(Step.DELIVERY_SEND)
+        description="send blindly before the sync",
+        parts=_make_early_answer_parts(Step.DELIVERY_SEND),
+        settings=_POWER_CUTS,
     ),
     "old-identity": SimMutant(
         description="judge audiences by the old identity", parts=_make_store_parts(ReadsOldIdentities)
@@ -795,7 +841,11 @@ MUTANTS: Final[dict[str, SimMutant]] = {
     "present-peer": SimMutant(
         description="write under the peer of now", parts=SimProcessParts(supervisor=WritesUnderPresentPeers)
     ),
-    "unlink-ignored": SimMutant(description="answer after an unlink", parts=_make_store_parts(IgnoresUnlinks)),
+    "unlink-ignored": SimMutant(
+        description="answer after an unlink",
+        parts=_make_store_parts(IgnoresUnlinks),
+        settings={"slow": 0.3, **_LONG_CHATS, **_MANY_ACTIONS},
+    ),
     "erasure-assumed": SimMutant(
         description="confirm a deletion without reading back", parts=SimProcessParts(forgetter=ConfirmsUnread)
     ),

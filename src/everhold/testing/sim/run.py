@@ -7,10 +7,13 @@ import random
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.admin.sessions import SessionAdmin
 from everhold.engine.gates import Gates, Wakeups
@@ -51,9 +54,14 @@ class SimOutcome(Struct, frozen=True, kw_only=True):
     profile: SimProfile
 
 
-def run_seed(seed: int, *, parts: SimProcessParts | None = None) -> SimOutcome:
-    """Run the schedule of `seed` and check the final state."""
-    profile = draw_profile(seed)
+NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def run_seed(
+    seed: int, *, parts: SimProcessParts | None = None, settings: Mapping[str, Any] = NO_SETTINGS
+) -> SimOutcome:
+    """Run the schedule of `seed` and check the final state. `settings` replace some of its profile."""
+    profile = structs.replace(draw_profile(seed), **settings)
     directory = Path(tempfile.mkdtemp(prefix="everhold-sim-", dir=FAST_DIRECTORY if FAST_DIRECTORY.is_dir() else None))
     try:
         disk = directory / "everhold.db"

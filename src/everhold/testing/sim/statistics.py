@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -79,10 +80,11 @@ class SeedTally(Struct, kw_only=True):
 def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False) -> SeedTally:
     """Run `seeds` in this process, one after another."""
     tally = SeedTally()
-    parts = MUTANTS[bug].parts if bug else None
+    mutant = MUTANTS[bug] if bug else None
+    how: dict[str, Any] = {} if mutant is None else {"parts": mutant.parts, "settings": mutant.settings}
     started, began = time.perf_counter(), time.process_time()
     for seed in seeds:
-        outcome = run_seed(seed, parts=parts)
+        outcome = run_seed(seed, **how)
         tally.schedules += 1
         tally.virtual_seconds += outcome.seconds
         tally.stats.update(outcome.stats)
