@@ -51,6 +51,8 @@ models:
   instant: {{provider: openai, base_url: "{url}", name: instant, context_tokens: {window}}}
 defaults: {{recall: {{deadline_seconds: {recall}}}}}
 """
+HIGH_QUOTAS = {subject: {"messages_per_minute": 1_000_000} for subject in ("member", "chat", "account")}
+"""Quotas that a measurement does not reach. They are counted all the same."""
 TOKEN = "benchmark-operator-token-0123456789abcdef"
 CREDENTIAL = f"Bearer {TOKEN}"
 RECALL_SECONDS = 0.8

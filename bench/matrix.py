@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from bench.gateway import Gateway, model
+from bench.gateway import HIGH_QUOTAS, Gateway, model
 from bench.in_process import MESSAGE, temporary_directory
 from bench.model_stub import REPLY
 from bench.table import Row, at_most, median, ratio
@@ -83,6 +83,7 @@ def _config(server: SynapseServer, url: str) -> str:
     given = {
         "models": {"instant": endpoint},
         "defaults": {"model": "instant"},
+        "quotas": HIGH_QUOTAS,
         "platforms": {"matrix": {"main": account}},
     }
     return json.dumps(given)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bench.gateway import Gateway, cpu_seconds, model
+from bench.gateway import HIGH_QUOTAS, Gateway, cpu_seconds, model
 from bench.in_process import MESSAGE, temporary_directory
 from bench.model_stub import REPLY
 from bench.table import Row, at_most, median, ratio
@@ -233,6 +233,7 @@ async def _open_gateway(platform: str, server: Any, directory: Path, url: str) -
         {
             "models": {"instant": endpoint},
             "defaults": {"model": "instant"},
+            "quotas": HIGH_QUOTAS,
             "platforms": {platform: {"main": account}},
         }
     )

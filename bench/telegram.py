@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench.gateway import Gateway, model
+from bench.gateway import HIGH_QUOTAS, Gateway, model
 from bench.in_process import MESSAGE, temporary_directory
 from bench.model_stub import REPLY
 from bench.table import Row, median, ratio
@@ -79,6 +79,7 @@ def _config(server: str, url: str) -> str:
     given = {
         "models": {"instant": endpoint},
         "defaults": {"model": "instant"},
+        "quotas": HIGH_QUOTAS,
         "platforms": {"telegram": {"main": account}},
     }
     return json.dumps(given)

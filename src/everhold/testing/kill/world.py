@@ -82,15 +82,19 @@ class NetworkFaults:
         self.rng = random.Random(seed)
         self.calm = False
 
-    async def delay_request(self, question: KillRequest) -> None:
-        """Delay a request. One that took too long has no effect any more, unless it only reads."""
+    async def delay_request(self, question: KillRequest) -> float:
+        """Delay a request, and return when it arrived. One that took too long has no effect any more, unless it only
+        reads. Its effect counts from its arrival on, because a busy machine may carry it out later.
+        """
         roll = self.rng.random()
         if roll < 0.04 and not self.calm:
             await asyncio.sleep(self.rng.random() * MAX_TRANSIT_SECONDS * 0.8)
         elif roll < 0.3:
             await asyncio.sleep(self.rng.random() * 0.015)
-        if time.time() - question.sent_at > MAX_TRANSIT_SECONDS and question.action != "answer":
+        now = time.time()
+        if now - question.sent_at > MAX_TRANSIT_SECONDS and question.action != "answer":
             raise InDoubt("the request arrived after its deadline")
+        return now
 
     async def delay_response(self) -> None:
         """Delay an answer, or lose it."""
@@ -138,16 +142,16 @@ class KillPlatform:
         given = question.arguments
         if question.action == "poll":
             return await self._poll_updates(given["offset"])
-        await self.network.delay_request(question)
+        arrived_at = await self.network.delay_request(question)
         out = msgspec.convert(given["out"], OutgoingMessage)
-        result = await self._execute(question.action, out, given)
+        result = await self._execute(question.action, out, given, arrived_at)
         await self.network.delay_response()
         return result
 
-    async def _execute(self, do: str, out: OutgoingMessage, given: dict[str, Any]) -> str | None:
+    async def _execute(self, do: str, out: OutgoingMessage, given: dict[str, Any], arrived_at: float) -> str | None:
         match do:
             case "send":
-                return self._show_message(out)
+                return self._show_message(out, arrived_at)
             case "draft":
                 remote = f"draft-{len(self.drafts)}-{out.key}"
                 self.drafts[remote] = out.text
@@ -175,7 +179,7 @@ class KillPlatform:
             first = max(0, first - 2)  # some confirmed updates are delivered again
         return list(enumerate(self.incoming_messages[first : self.confirmed + 3], first))
 
-    def _show_message(self, out: OutgoingMessage) -> str:
+    def _show_message(self, out: OutgoingMessage, arrived_at: float) -> str:
         if "later" in out.text and out.key not in self._postponed:
             self._postponed.add(out.key)
             raise Transient("not now", retry_after=0.05)
@@ -186,7 +190,7 @@ class KillPlatform:
             self.repeats += 1
             if self.delivery is DeliveryGuarantee.KEYED:
                 return out.key
-        self.arrived.setdefault(out.key, time.time())
+        self.arrived.setdefault(out.key, arrived_at)
         self.shown.append(KillShownMessage(chat=out.to.chat, key=out.key, text=out.text))
         if out.edits:
             self.edited += 1
@@ -215,12 +219,12 @@ class KillMemory:
         self.arrived: dict[str, float] = {}
 
     async def answer(self, question: KillRequest) -> object:
-        await self.network.delay_request(question)
+        arrived_at = await self.network.delay_request(question)
         items = [msgspec.convert(item, _MEMORY_TYPES[kind]) for kind, item in question.arguments["items"]]
         result: object
         if question.action == "store":
             for item in items:
-                self._store_item(question.arguments["name"], item)
+                self._store_item(question.arguments["name"], item, arrived_at)
             result = {item.key: f"{self.name}/{item.key}" for item in items}
         elif question.action in ("forget", "list"):
             there = {item.key for kept in self.kept.values() for item in kept}
@@ -241,7 +245,7 @@ class KillMemory:
         for name, kept in self.kept.items():
             self.kept[name] = [item for item in kept if item.key not in keys]
 
-    def _store_item(self, name: str, item: MemoryItem) -> None:
+    def _store_item(self, name: str, item: MemoryItem, arrived_at: float) -> None:
         self.writes.append((name, item))
         kept = self.kept.setdefault(name, [])
         if item.key in self.arrived:
@@ -250,7 +254,7 @@ class KillMemory:
             elif self.delivery is not DeliveryGuarantee.KEYED:
                 kept.append(item)
             return
-        self.arrived[item.key] = time.time()
+        self.arrived[item.key] = arrived_at
         kept.append(item)
 
 
