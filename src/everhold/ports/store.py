@@ -593,6 +593,9 @@ class Store(Protocol):
 
     async def get_entry(self, session: str, seq: int) -> Entry: ...
 
+    async def count_erasures(self, session: str) -> int:
+        """How often entries of a session were erased; 0 if there is no such session."""
+
     async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], CitedEntry]:
         """The entries that exist at these places (session, seq). All of them are read at once."""
 

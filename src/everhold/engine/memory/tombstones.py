@@ -18,7 +18,6 @@ from everhold.core.erasure import PersonErasure, is_concerned, list_erased_keys,
 from everhold.core.exchange import get_original_key
 from everhold.core.forgetting import get_stamp
 from everhold.engine.facts import FactCache
-from everhold.errors import NotFound
 from everhold.ports.memory import MemoryHit
 from everhold.ports.store import StateNamespace, Store
 
@@ -76,13 +75,6 @@ def _has_unconfirmed(erasure: PersonErasure, memory: str, agent: str) -> bool:
     return any(it.can_show for it in erasure.places if (it.memory, it.agent) == (memory, agent))
 
 
-class _SessionKeys(Struct, frozen=True):
-    """The keys of the items of one session that contain something erased, and of the others."""
-
-    erased: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
-
-
 class TombstoneFilter(Struct):
     """Judges the hits of one search: for one agent and audience."""
 
@@ -90,7 +82,8 @@ class TombstoneFilter(Struct):
     notes: FactCache | None
     agent: str
     audience: tuple[str, ...]
-    _keys: dict[str, _SessionKeys] = {}
+    _erasure_counts: dict[str, int] = {}
+    """By session."""
     _withheld: dict[str, bool] = {}
     _retracted: frozenset[str] | None = None
 
@@ -100,10 +93,12 @@ class TombstoneFilter(Struct):
         """
         if hit.key:
             key = get_original_key(hit.key)
-            keys = await self._list_keys(hit.session or key.rsplit(":", 2 if key.endswith(":note") else 1)[0])
-            if key in keys.erased:
-                return "erased"
-            is_in_log = is_in_log or key in keys.kept
+            session = hit.session or key.rsplit(":", 2 if key.endswith(":note") else 1)[0]
+            if not is_in_log or await self._count_erasures(session):
+                entries = await self._list_item_entries(session, key)
+                if key in list_erased_keys(session, entries):
+                    return "erased"
+                is_in_log = is_in_log or key in list_kept_keys(session, entries)
         elif hit.text.strip() in await self._list_retracted_texts():
             return "taken back"
         if is_in_log:
@@ -113,15 +108,23 @@ class TombstoneFilter(Struct):
             self._withheld[memory] = await is_withheld(self.store, memory, agent=self.agent, audience=self.audience)
         return UNCONFIRMED_ERASURE if self._withheld[memory] else ""
 
-    async def _list_keys(self, session: str) -> _SessionKeys:
-        if session not in self._keys:
-            try:
-                entries = await self.store.list_entries(session)
-                erased, kept = list_erased_keys(session, entries), list_kept_keys(session, entries)
-                self._keys[session] = _SessionKeys(frozenset(erased), frozenset(kept))
-            except NotFound:
-                self._keys[session] = _SessionKeys()
-        return self._keys[session]
+    async def _count_erasures(self, session: str) -> int:
+        if session not in self._erasure_counts:
+            self._erasure_counts[session] = await self.store.count_erasures(session)
+        return self._erasure_counts[session]
+
+    async def _list_item_entries(self, session: str, key: str) -> list[Entry]:
+        """Return the entries that an item was made of. A session may be long, so nothing else of it is read."""
+        number = key.removeprefix(f"{session}:").removesuffix(":note")
+        if not number.isdecimal():
+            return []
+        seq = int(number)
+        if key.endswith(":note"):
+            return await self.store.list_entries(session, after=seq - 1, upto=seq)
+        turns = await self.store.list_operations(session, after=seq - 1, before=seq + 1, limit=1)
+        if not turns:
+            return []
+        return await self.store.list_entries(session, after=turns[0].first - 1, upto=turns[0].last or None)
 
     async def _list_retracted_texts(self) -> frozenset[str]:
         """The texts of notes that were replaced or taken back. Some services keep a note without its key."""

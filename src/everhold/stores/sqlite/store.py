@@ -309,6 +309,10 @@ class SqliteStore:
         first, generation = self._translate_errors(lambda: sessions.read_head(self._cursor, id))
         return first - 1, generation
 
+    async def count_erasures(self, session: str) -> int:
+        rows = self._fetch_rows("select erasures from sessions where id = ?", (session,))
+        return rows[0][0] if rows else 0
+
     async def get_bound_session(self, address: str) -> tuple[str, str] | None:
         found = self._fetch_rows(sessions.SELECT_BOUND_SESSION, (address,))
         return (found[0][0], found[0][1]) if found else None

@@ -474,12 +474,14 @@ class StoreLogContract:
         await scenario.commit_heard("secret")
         await scenario.commit_heard("public")
         before = await scenario.store.get_entry("s", 1)
+        assert await scenario.store.count_erasures("s") == 0
         done = await scenario.erase_entries(1)
         after = await scenario.store.get_entry("s", 1)
         assert after.body is None
         assert (after.seq, after.kind, after.digest, after.author) == (1, EntryKind.HEARD, before.digest, before.author)
         assert get_heard_text(await scenario.store.get_entry("s", 2)) == "public"
         assert done.generation == 1
+        assert [await scenario.store.count_erasures(session) for session in ("s", "nowhere")] == [1, 0]
 
     @store_promise
     async def test_an_erasure_needs_its_own_entry_and_existing_targets(self, scenario: StoreScenario) -> None:
