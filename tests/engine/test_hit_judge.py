@@ -38,7 +38,7 @@ def test_a_hit_costs_no_reading_of_its_whole_session(gateway: InProcessGateway, 
     if erased:
         gateway.run(gateway.control.erase_entries(session, [entries[0].seq]))
     store = CountingStore(gateway.store)
-    judge = HitJudge(store, None, agent="main", audience=())  # type: ignore[arg-type]
+    judge = HitJudge(store, None, agent="main", audience=())
     hits = [
         MemoryHit(text="x", key=build_exchange_key(session, op), session=session if placed else "", seq=0)
         for op in (turns[1], turns[10])
