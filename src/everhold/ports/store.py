@@ -254,6 +254,7 @@ class StateNamespace(StrEnum):
     CHAT_HALT = "chat_halt"
     BACKFILL = "backfill"
     REKEY = "rekey"
+    SESSION_REBUILD = "session_rebuild"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
     HELD_MESSAGE = "held_message"
