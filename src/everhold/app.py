@@ -401,6 +401,7 @@ class GatewayApp:
             ("fill", self._fill_index),
             ("backup", self._keep_backups),
             ("forgetting", self.memory_admin.keep_finishing_unfinished),
+            ("rebuilding", self.memory_admin.rebuilder.keep_rebuilding),
             ("disk_guard", self.disk_guard.watch_space),
             ("pairing", self._keep_tidying_pairing),
         ):

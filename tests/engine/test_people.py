@@ -15,6 +15,7 @@ from everhold.core import people as core_people
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import Began, Changed, Ended, EntryKind, Heard, ModelUsage, Noted, Said, ToolCall
 from everhold.core.people import IdentityProof, PeopleDirectory, PeoplePlanner
+from everhold.engine import state_updates
 from everhold.engine.state_updates import update_people
 from everhold.errors import Transient
 from everhold.ports.model import ModelRequest, ModelResponse
@@ -366,6 +367,27 @@ def take_over_nick(scenario: PeopleScenario) -> None:
     scenario.link(TELEGRAM, NICK)
     scenario.change(lambda it: it.name_person(it.get_person(TELEGRAM), "grace"))
     scenario.gateway.pass_time(60)
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["", "planted"])
+def test_a_clock_that_was_set_back_gives_nobody_what_the_nick_said_before(
+    gateway: InProcessGateway, planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link counts from after everything that was said before. Until the clock is there, new words are missing."""
+    if planted:
+        monkeypatch.setattr(state_updates, "date_links", lambda events, **_: tuple(events))
+    scenario = PeopleScenario(gateway)
+    gateway.clock.skew += 86_400.0
+    plant(scenario, who=NICK, chat="i")
+    gateway.clock.skew -= 86_400.0
+    gateway.pass_time(60)
+    scenario.link(TELEGRAM, NICK)
+    gateway.pass_time(60)
+    told = (scenario.searched(TELEGRAM), scenario.exported(TELEGRAM), scenario.told(who=TELEGRAM, chat="t"))
+    assert (WORD in str(told)) is planted
+    gateway.pass_time(86_400.0)
+    plant(scenario, who=NICK, chat="i2")
+    assert WORD in scenario.told(who=TELEGRAM, chat="t")
 
 
 @pytest.mark.parametrize("name", [TELEGRAM, "grace"])

@@ -42,8 +42,7 @@ def keep_everything(services: MemoryServices, memory: str) -> None:
 async def test_no_tool_shows_it(
     tmp_path: Path, services: MemoryServices, memory: str, tool: str, given: dict[str, Any], how: str, refuses: bool
 ) -> None:
-    # Honcho keeps what it concluded from an undone message: docs/how-to/memory-honcho.md
-    concludes = memory == "honcho" and not (how == "undone" and not refuses)
+    concludes = memory == "honcho"
     services.honcho.derives = concludes
     more: dict[str, Any] = {"supermemory": {"namespace": "{agent}-{person}"}}
     async with ModelServer() as server:

@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from everhold.admin.erasure_records import ErasureRecords, FiledErasure
 from everhold.admin.personal_data import PersonalData, SessionErasure
 from everhold.admin.provider_erasure import SETTLE_WAIT_SECONDS, ProviderEraser
+from everhold.admin.session_rebuild import SessionRebuilder
 from everhold.admin.sessions import SessionAdmin
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import erasure as erasures
@@ -134,6 +135,7 @@ class PersonForgetter:
         self.eraser = ProviderEraser(control.gates, control.runtimes)
         self._lock = asyncio.Lock()
         """Prevents two forgettings of the same person at the same time."""
+        self.rebuilder = SessionRebuilder(control, lock=self._lock)
         self._unfinished_event = asyncio.Event()
         """Set when a person could not be forgotten everywhere."""
 

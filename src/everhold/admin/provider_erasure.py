@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias, TypeVar
 
@@ -15,6 +14,7 @@ from everhold.core.erasure import PersonErasure, PlaceErasure
 from everhold.core.exchange import get_original_key
 from everhold.core.peers import PeerBook, find_peer_at
 from everhold.core.people import PERSON_MEMBER
+from everhold.core.session_rebuild import make_new_name
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
@@ -28,8 +28,6 @@ SavePlace: TypeAlias = Callable[[PlaceErasure], Awaitable[None]]
 
 SETTLE_WAIT_SECONDS: Final = 60.0
 """How long a forgetting waits for batches in flight before it reports that they are not settled."""
-MAX_MEMORY_NAME_CHARS: Final = 100
-NEW_NAME_DIGITS: Final = 8
 ERASURE_DEADLINE_SECONDS: Final = 3_600.0
 """How long one request to delete or read back may take. The provider's own deadline is for one write; an erasure lists
 and deletes everything that it has of a person.
@@ -60,7 +58,7 @@ class ProviderEraser:
             return self._record_problem(place, "it is not available; everhold asks it once it is")
         if not provider.has_capability(MemoryCapability.FORGET):
             return self._record_asked(place, [_build_incapable_deletion()])
-        if not await self._wait_settled(place.memory, names=()):
+        if not await self.wait_settled(place.memory, names=()):
             return self._record_problem(place, "a batch with some of the data is in flight; everhold retries")
         place = _drop_incapable_deletion(place)
         target = await self._build_target(place, person, sessions)
@@ -73,7 +71,7 @@ class ProviderEraser:
             planned = [it.session for it in deletions if it.state is ErasureState.PLANNED and it.session]
             if planned:
                 moved = await self._move_sessions(place, person, planned)
-                if not await self._wait_settled(place.memory, names=planned):
+                if not await self.wait_settled(place.memory, names=planned):
                     return self._record_problem(place, "a batch for a session that is deleted is in flight")
                 target = structs.replace(target, moved_sessions=moved)
                 deletions = await self._call(place, "forgetting", lambda: provider.forget(target))
@@ -180,8 +178,8 @@ class ProviderEraser:
         """Give every session that is stored under one of these names a new one, from the next item on. A name that no
         session has any more was given up by its conversation already.
         """
-        moved = {name: _make_new_name(name, person.id) for name in names}
-        async for session in self._iterate_sessions():
+        moved = {name: make_new_name(name, person.id) for name in names}
+        async for session in self.iterate_sessions():
             name = session.names.get(place.memory, "")
             if session.agent == place.agent and name in moved:
                 moved[name] = await self._set_new_name(session, place, person)
@@ -191,14 +189,14 @@ class ProviderEraser:
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         # the title may be erased, so the new name is not made of it
         plain = runtime.choose_memory_name(place.memory, build_session_origin(session, Stamp()))
-        name = _make_new_name(plain, person.id)
+        name = make_new_name(plain, person.id)
         body = Changed(change=MemoryNameSet(memory=place.memory, name=name))
         draft = EntryDraft(body=body, author="system")
         at = self.gates.clock.now()
         await self.store.commit(Change(step=Step.ERASE, session=session.id, at=at, entries=(draft,)))
         return name
 
-    async def _wait_settled(self, memory: str, *, names: Collection[str]) -> bool:
+    async def wait_settled(self, memory: str, *, names: Collection[str]) -> bool:
         """Wait for batches in flight that contain erased entries, or that go to a session with one of `names`. Return
         whether there are none left.
         """
@@ -216,7 +214,7 @@ class ProviderEraser:
                 return False
             await self.gates.sleep(1.0)
 
-    async def _iterate_sessions(self) -> AsyncIterator[Session]:
+    async def iterate_sessions(self) -> AsyncIterator[Session]:
         after = ""
         while page := await self.store.list_sessions(limit=500, after=after):
             for session in page:
@@ -250,9 +248,3 @@ def _drop_incapable_deletion(place: PlaceErasure) -> PlaceErasure:
     incapable = _build_incapable_deletion()
     kept = tuple(it for it in place.deletions if it.deletion != incapable)
     return structs.replace(place, deletions=kept)
-
-
-def _make_new_name(name: str, salt: str) -> str:
-    """Return a name that was never used, for the session that continues a deleted one."""
-    digits = hashlib.sha256(f"{salt}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:NEW_NAME_DIGITS]
-    return f"{name[: MAX_MEMORY_NAME_CHARS - NEW_NAME_DIGITS - 1].rstrip('-')}-{digits}"

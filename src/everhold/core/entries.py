@@ -400,10 +400,12 @@ class TaskRequested(SessionChange, frozen=True):
 
 
 class MemoryNameSet(SessionChange, frozen=True):
-    """The name that the memory `memory` uses for this session."""
+    """The name that the memory `memory` uses for this session, from here on."""
 
     memory: str
     name: str
+    replaces: str = ""
+    """The earlier name whose session was stored anew under this one. No item goes there any more, however old."""
 
 
 class SettingChosen(SessionChange, frozen=True):

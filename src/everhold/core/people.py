@@ -7,6 +7,7 @@ to any entry.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
@@ -337,6 +338,16 @@ class PeopleDirectory:
             return (own,)
         others = (it for it in self._by_person[record.person] if it.identity != identity)
         return (own, *(AudienceMember(f"{PERSON_MEMBER}{it.identity}", it.since) for it in others))
+
+
+def date_links(events: Iterable[PeopleEvent], *, at: float, latest: float) -> tuple[PeopleEvent, ...]:
+    """Return events whose links that count from now on count from after everything that was said before, whatever the
+    clock showed then. `latest` is the latest time of any entry.
+    """
+    if latest <= at:
+        return tuple(events)
+    start = math.nextafter(latest, math.inf)
+    return tuple(structs.replace(it, since=start) if it.since == at else it for it in events)
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

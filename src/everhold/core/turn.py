@@ -7,7 +7,7 @@ and continues at the first step that was not recorded. Nothing here waits, calls
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -19,11 +19,13 @@ from everhold.core.entries import (
     Ended,
     Entry,
     EntryBody,
+    EntryKind,
     ModelUsage,
     Returned,
     Thought,
     Took,
     ToolCall,
+    list_consumed_seqs,
 )
 from everhold.ports.tool import ToolEffect
 
@@ -36,6 +38,10 @@ NO_REFUSALS: Final[Mapping[str, str]] = {}
 UNKNOWN_OUTCOME_TEXT: Final = (
     "This was started before a restart, and it is unknown whether it was completed. "
     "Check before you do it again, and tell the person if it matters."
+)
+SPENT_TOOL_TEXT: Final = (
+    "Not called: an earlier attempt to answer this message already called {tool}, {outcome}, and had to start over. "
+    "This tool may be called only once. Tell the person; they can ask for it again."
 )
 NOT_RUN_TEXT: Final = "Not run: the turn ended before this call was started."
 
@@ -256,6 +262,39 @@ def _apply_bodies(turn: TurnState, bodies: tuple[EntryBody, ...]) -> TurnState:
             case _:
                 pass  # notes, messages and notices do not change the state
     return turn
+
+
+def list_new_calls(event: TurnEvent) -> tuple[ToolCall, ...]:
+    """Return the calls that an event adds to a turn."""
+    match event:
+        case ModelAnswered(thought):
+            return thought.calls
+        case BodiesRecorded(bodies):
+            return tuple(call for body in bodies if isinstance(body, Thought) for call in body.calls)
+        case _:
+            return ()
+
+
+def list_spent_tools(entries: Sequence[Entry], heard: Collection[int], tools: Collection[str]) -> dict[str, str]:
+    """Return those of `tools` that a turn which was taken back has started for one of the `heard` messages, each with
+    what the model is told. `entries` are those of the earlier turn. If it was erased which tool it was, it is any.
+    """
+    if set(heard).isdisjoint(list_consumed_seqs(entries)):
+        return {}
+    returned = {entry.body.call for entry in entries if isinstance(entry.body, Returned) and not entry.body.unknown}
+    found: dict[str, str] = {}
+    for entry in entries:
+        match entry.body:
+            case Called(effect=ToolEffect.ONCE, tool=tool, call=call) if tool in tools:
+                outcome = (
+                    "which returned a result" if call in returned else "and it is unknown whether that was completed"
+                )
+                found[tool] = SPENT_TOOL_TEXT.format(tool=tool, outcome=outcome)
+            case None if entry.kind is EntryKind.CALLED:
+                for tool in tools:
+                    outcome = "or another such tool"
+                    found.setdefault(tool, SPENT_TOOL_TEXT.format(tool=tool, outcome=outcome))
+    return found
 
 
 def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str]) -> TurnAction:

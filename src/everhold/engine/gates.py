@@ -94,6 +94,8 @@ class Wakeups:
 
     def __init__(self) -> None:
         self.work_available = asyncio.Event()
+        self.rebuild_ordered = asyncio.Event()
+        """Set when a memory's session has to be stored anew."""
         self.worker_pool: WorkerPool | None = None
         """Lets a commit start workers directly, without polling the store."""
         self._events_by_session: dict[str, list[asyncio.Event]] = {}

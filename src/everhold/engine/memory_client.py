@@ -40,6 +40,7 @@ from everhold.ports.memory import (
     MemoryUtterance,
     ProviderDeletion,
     ProviderHealth,
+    SessionRenewal,
     SessionSwitch,
 )
 from everhold.ports.model import ToolSpec
@@ -82,8 +83,8 @@ class MemoryClient:
         self.capabilities = frozenset(self._parse_enum(MemoryCapability, it, "capability") for it in declared)
         if self.delivery is DeliveryGuarantee.PROBE:
             self.capabilities |= {MemoryCapability.PROBE}
-        if MemoryCapability.FORGET in self.capabilities:
-            self._require_method("confirm_deletions", "declares forget")
+        if self.capabilities & {MemoryCapability.FORGET, MemoryCapability.RENEW_SESSION}:
+            self._require_method("confirm_deletions", "deletes")
         for capability in sorted(self.capabilities):
             self._require_method(_METHOD_BY_CAPABILITY.get(capability, capability), f"declares {capability}")
         self.deadline = self._read_seconds("deadline", DEFAULT_DEADLINE_SECONDS, least=0.001)
@@ -205,11 +206,17 @@ class MemoryClient:
         with self.hold_open():
             await self._provider.session_switched(switch)
 
+    async def renew_session(self, renewal: SessionRenewal) -> Sequence[ProviderDeletion]:
+        with self.hold_open():
+            return self._check_deletions(await self._provider.renew_session(renewal), "renew_session")
+
     async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         with self.hold_open():
-            answer: object = await self._provider.forget(target)
+            return self._check_deletions(await self._provider.forget(target), "forget")
+
+    def _check_deletions(self, answer: object, what: str) -> list[ProviderDeletion]:
         if not isinstance(answer, Sequence) or not all(isinstance(it, ProviderDeletion) for it in answer):
-            raise InDoubt(f"memory {self.instance} answered `forget` with {_describe_type(answer)}")
+            raise InDoubt(f"memory {self.instance} answered `{what}` with {_describe_type(answer)}")
         return list(answer)
 
     async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> dict[str, ErasureState]:

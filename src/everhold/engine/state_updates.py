@@ -13,6 +13,7 @@ from everhold.core.people import (
     PeopleEvent,
     PeoplePlanner,
     build_directory,
+    date_links,
     make_person_id,
 )
 from everhold.errors import Conflict
@@ -96,6 +97,8 @@ async def plan_people_update(
     while True:
         directory = await store.get_people()
         events = tuple(plan(directory, lambda: make_person_id(chance.bytes(PERSON_ID_BYTES)), at))
+        if any(event.since == at for event in events):
+            events = date_links(events, at=at, latest=await store.find_latest_time())
         writes = tuple(await list_writes()) if list_writes is not None else ()
         if not (events or writes):
             return events

@@ -478,6 +478,7 @@ class WorkerSupervisor:
             sends_notices=runtime.memory_notices,
             wakeups_for=runtime.list_platform_wakeups,
             peers=self.peers,
+            on_rebuild=self.wakeups.rebuild_ordered.set,
         )
         worker = self.build_delivery_worker(claim, memory)
         rests = await worker.run()

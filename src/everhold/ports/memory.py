@@ -126,6 +126,8 @@ class MemoryBatch(Struct, frozen=True, kw_only=True):
     arrived."""
     peers_of: dict[str, dict[str, str]] = {}
     """The `peers` of each retracted or replaced item, by its key as above, as far as it is still known."""
+    names_of: dict[str, str] = {}
+    """The memory session of each retracted item, by its key, if it is another one than `name`."""
 
 
 class MemoryQuery(Struct, frozen=True, kw_only=True):
@@ -186,6 +188,24 @@ class ErasureState(StrEnum):
     """It is still there, or cannot be read back, long after it was asked. It is asked again daily."""
     CANNOT = "cannot"
     """There is no means to delete it. The reason says what remains, where, and what to do by hand."""
+
+
+class SessionRenewal(Struct, frozen=True, kw_only=True):
+    """What to store anew under another name, before the old session is deleted."""
+
+    name: str
+    new_name: str
+    is_left: bool
+    """Every conversation writes to the new session. Before that the old one is only copied, because more may come."""
+    keys: frozenset[str]
+    """The keys of the items that are left out: they were undone or erased."""
+    since: float
+    """When the first undone word was said. What the service concluded before does not come from it."""
+    notes: frozenset[str] = frozenset()
+    """The texts of the notes that were stored in the session, for services that do not keep our keys."""
+    starts: Mapping[str, float] = {}
+    """Peer -> the time from which on it stands for its person, where that is not always. Conclusions from before must
+    not look new."""
 
 
 class ErasureTarget(Struct, frozen=True, kw_only=True):
@@ -272,6 +292,9 @@ class MemoryCapability(StrEnum):
     """Can delete the items of a batch. Moving a person's items to another peer needs it."""
     REMOVE_SESSION = "remove_session"
     """Deletes items for good only with their session, so a move makes a new session."""
+    RENEW_SESSION = "renew_session"
+    """Deletes items for good only with their session, and concludes something from them. After an undo the session is
+    stored anew without the undone items."""
     FORGET = "forget"
     """Can delete what belongs to a person, and read back that it is deleted (`confirm_deletions`)."""
     EXPORT = "export"
@@ -371,6 +394,11 @@ class ExtendedMemoryProvider(MemoryProvider, Protocol):
 
     async def remove_session(self, name: str) -> str:
         """Delete a session with its items, and return why it was kept, if it was. Safe to repeat."""
+
+    async def renew_session(self, renewal: SessionRenewal) -> Sequence[ProviderDeletion]:
+        """Copy a session without some of its items, and ask for its deletion once no conversation writes to it. Return
+        what is deleted, `planned` before that; nothing if the session has none of the items. Safe to repeat.
+        """
 
     async def forget(self, target: ErasureTarget) -> Sequence[ProviderDeletion]:
         """Ask for the deletion of everything that belongs to a person; return every part of it. Safe to repeat.

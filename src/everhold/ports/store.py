@@ -265,6 +265,7 @@ class StateNamespace(StrEnum):
     CHAT_HALT = "chat_halt"
     BACKFILL = "backfill"
     REKEY = "rekey"
+    SESSION_REBUILD = "session_rebuild"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
     HELD_MESSAGE = "held_message"
@@ -601,6 +602,11 @@ class Store(Protocol):
 
     async def last_pos(self) -> int:
         """The pos of the newest entry; 0 if there is none."""
+
+    async def find_latest_time(self) -> float:
+        """The latest time of any entry; 0 if there is none. It is later than now if the clock was set back. It reads
+        every entry.
+        """
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         """The session, seq and operation of the entry with this dedup key."""

@@ -90,6 +90,8 @@ class LogEvent(StrEnum):
     MEMORY_ISOLATED = "memory.isolated"
     MEMORY_LEAKING = "memory.leaking"
     MEMORY_PRINTED = "memory.printed"
+    MEMORY_REBUILD_FAILED = "memory.rebuild_failed"
+    MEMORY_REBUILT = "memory.rebuilt"
     MEMORY_RECOVERED = "memory.recovered"
     MEMORY_REKEYED = "memory.rekeyed"
     MEMORY_REPLACED = "memory.replaced"

@@ -447,7 +447,7 @@ async def test_a_deletion_that_is_done_later_is_only_asked_until_reading_back_fi
     await memory.store(make_batch(make_exchange(1, "my secret"), make_note(2, "a fact"), name="dm"))
     forgotten = await forget(memory, "ada")
     states = dict(zip([it.id for it in forgotten.deletions], await confirm(memory, forgotten), strict=True))
-    assert await memory.list_session_names() == []
+    assert await memory.list_sessions() == {}
     assert states == {"conclusions:ada": "confirmed", "session:dm": "asked"}
     assert service.texts("dm") == ["my secret"]
     service.deletes_sessions = True

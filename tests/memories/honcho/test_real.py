@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from everhold.memories.honcho.plugin import factory
 from everhold.memories.honcho.provider import HonchoMemory
+from everhold.ports.memory import ErasureState, Exchange, SessionRenewal
 from everhold.testing.conformance import CHECKS, ProviderScenario
 from everhold.testing.conformance.run import run_check
 from tests.memories.deriving_model import DERIVED
@@ -183,6 +185,33 @@ async def test_a_rebuilt_session_keeps_the_others(server: HonchoServer, memory: 
     forgotten = await forget(memory, "ada", keys=(mine.key,), rebuild=True)
     await wait_until_confirmed(memory, forgotten)
     assert [it.content for it in await memory.client.list_messages("club-2")] == ["I like quokkas", "Nice"]
+
+
+async def test_a_renewed_session_has_nothing_of_what_was_undone(server: HonchoServer, memory: HonchoMemory) -> None:
+    """Neither the message, nor what the server derived from it. It derives the rest again."""
+    server.start_worker()
+    now = time.time()
+    kept, undone = (_say_at(1, "I keep quokkas", now - 60), _say_at(3, "my secret is quibblewort", now))
+    await memory.store(make_batch(kept, undone, name="old"))
+    await wait_until_derived(memory, "quibblewort")
+    renewal = SessionRenewal(name="old", new_name="new", is_left=False, keys=frozenset({undone.key}), since=now)
+    assert await memory.renew_session(renewal)
+    deletions = await memory.renew_session(structs.replace(renewal, is_left=True))
+
+    async def is_gone() -> bool:
+        return set((await memory.confirm_deletions(deletions)).values()) == {ErasureState.CONFIRMED}
+
+    await wait_until(is_gone, "the old session is deleted")
+    assert [it.content for it in await memory.client.list_messages("new")] == ["I keep quokkas", "I see"]
+    await wait_until_derived(memory, "quokkas")
+    left = [line for line in server.database.dump_rows().splitlines() if "quibblewort" in line]
+    assert left == [], "its database has none of it"
+
+
+def _say_at(op: int, text: str, at: float) -> Exchange:
+    made = make_exchange(op, text, "I see")
+    heard = tuple(structs.replace(it, at=at) for it in made.heard)
+    return structs.replace(made, heard=heard, said=tuple(structs.replace(it, at=at) for it in made.said))
 
 
 @pytest.mark.parametrize("check", CHECKS)

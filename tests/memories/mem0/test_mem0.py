@@ -9,6 +9,7 @@ import pytest
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.memories.mem0.plugin import factory
 from everhold.memories.mem0.provider import Mem0Memory
+from everhold.ports.memory import ErasureState, ErasureTarget
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.testing.conformance import ProviderScenario
 from everhold.testing.conformance.run import run_check
@@ -292,3 +293,52 @@ async def test_the_library_in_this_process_passes_the_checks(
 
     outcome = await run_check(check, ProviderScenario(tmp_path, make, seconds=60.0, patience=60.0), most=600.0)
     assert outcome.state == "passed", outcome.reason
+
+
+async def test_a_memory_that_no_list_shows_yet_is_forgotten_by_its_receipt(
+    memory: Mem0Memory, service: Mem0Service
+) -> None:
+    """Mem0 shows a memory by its id while lists and searches do not have it."""
+    receipts = await memory.store(make_batch(make_exchange(1, "the code is 7391", "noted")))
+    (id,) = service.state.memories
+    assert list(receipts.values()) == [id]
+    service.drop_index()
+    target = ErasureTarget(identities=("ada",), keys=tuple(receipts), remote_ids=(id,))
+    (deletion,) = await memory.forget(target)
+    assert deletion.count == 1
+    assert service.texts() == []
+
+
+async def test_a_memory_that_is_still_there_by_its_id_is_not_confirmed(
+    memory: Mem0Memory, service: Mem0Service
+) -> None:
+    """The index forgets a memory before the store does."""
+    await memory.store(make_batch(make_exchange(1, "the code is 7391", "noted")))
+    service.indexes = False
+    deletions = await memory.forget(ErasureTarget(identities=("ada",), keys=("s1:1",)))
+    assert await memory.find(make_query("code")) == []
+    assert set((await memory.confirm_deletions(deletions)).values()) == {ErasureState.ASKED}
+    service.update_index()
+    assert set((await memory.confirm_deletions(deletions)).values()) == {ErasureState.CONFIRMED}
+
+
+@pytest.mark.parametrize("planted", ["forget", "confirm"])
+async def test_without_the_request_by_id_both_are_missed(
+    memory: Mem0Memory, service: Mem0Service, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    async def find_nothing(id: str) -> None:
+        return None
+
+    monkeypatch.setattr(memory.backend, "get", find_nothing)
+    await memory.store(make_batch(make_exchange(1, "the code is 7391", "noted")))
+    if planted == "forget":
+        service.drop_index()
+    else:
+        service.indexes = False
+    target = ErasureTarget(identities=("ada",), keys=("s1:1",), remote_ids=tuple(service.state.memories))
+    deletions = await memory.forget(target)
+    if planted == "forget":
+        assert len(service.texts()) == 1
+    else:
+        assert set((await memory.confirm_deletions(deletions)).values()) == {ErasureState.CONFIRMED}
+        assert len(service.texts()) == 1

@@ -4,8 +4,9 @@ time.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import structs
@@ -27,7 +28,9 @@ from everhold.core.entries import (
     OperationsUndone,
     Said,
     Stamp,
+    Took,
 )
+from everhold.core.erasure import PlaceErasure
 from everhold.core.exchange import (
     MEMORY_KINDS,
     build_exchange,
@@ -35,15 +38,19 @@ from everhold.core.exchange import (
     build_note,
     build_retraction,
     fingerprint_batch,
+    get_original_key,
     is_memory_entry,
     list_stamp_identities,
 )
+from everhold.core.forgetting import get_stamp
 from everhold.core.memory_naming import SessionOrigin
 from everhold.core.memory_pacing import MemoryPacing, PendingItem, select_due_items
 from everhold.core.people import PeopleDirectory, can_hear
+from everhold.core.session_rebuild import SessionRebuild
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
 from everhold.engine.memory.peers import PeerLookup, PeerRegistry
+from everhold.engine.memory.rebuilds import order_rebuild
 from everhold.engine.memory.rekey_orders import locate_item
 from everhold.engine.memory.session_switch import MAX_ENTRIES_BACK, build_session_switch, is_session_switch
 from everhold.engine.memory_client import MemoryClient
@@ -99,11 +106,14 @@ class MemoryDestination:
         wakeups_for: Callable[[Sequence[EntryBody]], tuple[Wakeup, ...]] = lambda _: (),
         upto: int | None = None,
         peers: PeerRegistry | None = None,
+        on_rebuild: Callable[[], None] | None = None,
     ) -> None:
         """`now` returns the provider before every call, because it may have been replaced.
 
         Items up to the time `released` are not held back, whatever the pacing. Entries after `upto` are ignored.
+        `on_rebuild` is called after a rebuild was ordered; without it none is.
         """
+        self.on_rebuild = on_rebuild
         self.upto = upto
         self.peers = peers
         self.gates = gates
@@ -275,11 +285,41 @@ class MemoryDestination:
     async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
         assert isinstance(delivery_batch.payload, MemoryBatch)
         batch = await self._add_earlier_versions(delivery_batch.payload)
+        await self._order_rebuilds(batch)
         if (
             not self._refresh_provider()
         ):  # checked last, because the provider may be replaced while something else is awaited
             raise Transient(f"memory {self.instance} is not attached")
         return await self.provider.store(batch)
+
+    async def _order_rebuilds(self, batch: MemoryBatch) -> None:
+        """Record, before the memory hears of an undo, which of its sessions have to be stored anew."""
+        retractions = [item for item in batch.items if isinstance(item, MemoryRetraction)]
+        on_rebuild = self.on_rebuild
+        if not retractions or on_rebuild is None or not self.provider.has_capability(MemoryCapability.RENEW_SESSION):
+            return
+        for item in retractions:
+            for rebuild in await self._plan_rebuilds(batch, item):
+                await self.gates.retry_write(functools.partial(order_rebuild, self.gates, rebuild))
+        on_rebuild()
+
+    async def _plan_rebuilds(self, batch: MemoryBatch, retraction: MemoryRetraction) -> list[SessionRebuild]:
+        """Return a rebuild for each memory session that an undone exchange was stored in."""
+        entries = await self.store.list_entries(retraction.session)
+        keys_by_name: dict[str, dict[str, None]] = {}
+        for key in retraction.keys:
+            keys_by_name.setdefault(batch.names_of.get(key, batch.name), {})[get_original_key(key)] = None
+        stamps = [stamp for entry in entries if (stamp := get_stamp(entry)) is not None]
+        return [
+            SessionRebuild(
+                place=PlaceErasure(agent=retraction.agent, memory=self.instance),
+                name=name,
+                keys=tuple(keys),
+                members=tuple(sorted({member for stamp in stamps for member in stamp.audience})),
+                since=_find_first_time(entries, {int(key.rpartition(":")[2]) for key in keys}),
+            )
+            for name, keys in keys_by_name.items()
+        ]
 
     async def find_arrived(self, delivery_batch: DeliveryBatch) -> Sequence[str]:
         assert isinstance(delivery_batch.payload, MemoryBatch)
@@ -298,10 +338,14 @@ class MemoryDestination:
         heard_by: dict[str, tuple[str, ...]] = {}
         peers_of: dict[str, dict[str, str]] = {}
         moved: dict[str, str] = {}
+        names_of: dict[str, str] = {}
         for item in batch.items:
             if isinstance(item, MemoryRetraction):
-                for exchange in await self._find_retracted(item):
+                for seq, exchange in await self._find_retracted(item):
                     heard_by[exchange.key], peers_of[exchange.key] = exchange.stamp.audience, exchange.peers
+                    names = await self._list_names(item.session)
+                    if names and (name := _find_name_at(names, seq)) != batch.name:
+                        names_of[exchange.key] = name
             if not isinstance(item, MemoryNote) or item.action == "add":
                 continue
             if item.supersedes:
@@ -326,14 +370,16 @@ class MemoryDestination:
         if not replaced and not heard_by:
             return batch
         items = tuple(_follow_moves(item, moved, heard_by) for item in batch.items)
-        return structs.replace(batch, items=items, replaced=replaced, heard_by=heard_by, peers_of=peers_of)
+        return structs.replace(
+            batch, items=items, replaced=replaced, heard_by=heard_by, peers_of=peers_of, names_of=names_of
+        )
 
-    async def _find_retracted(self, retraction: MemoryRetraction) -> list[Exchange]:
-        """Return the retracted exchanges, as far as they are still known. One that was moved to another peer is
-        returned as it was, and as it is now.
+    async def _find_retracted(self, retraction: MemoryRetraction) -> list[tuple[int, Exchange]]:
+        """Return the retracted exchanges with their entries, as far as they are still known. One that was moved to
+        another peer is returned as it was, and as it is now.
         """
         session = await self.store.get_session(retraction.session)
-        found: list[Exchange] = []
+        found: list[tuple[int, Exchange]] = []
         for key in retraction.keys:
             op = int(key.rpartition(":")[2])
             for turn in await self.store.list_operations(session.id, types=("turn",), after=op - 1, before=op + 1):
@@ -344,7 +390,8 @@ class MemoryDestination:
                 )
                 if isinstance(memory, Exchange):
                     now = await locate_item(self.store, self.instance, memory, turn.last)
-                    found += [memory] if now.key == memory.key else [memory, now]  # type: ignore[list-item]
+                    both = [memory] if now.key == memory.key else [memory, now]
+                    found += [(turn.last, it) for it in both if isinstance(it, Exchange)]
         return found
 
     async def _find_last_version(self, note: MemoryNote) -> Entry | None:
@@ -402,13 +449,14 @@ class MemoryDestination:
         return self.choose_name(build_session_origin(session, stamp, peer=peer))
 
     async def _list_names(self, session: str) -> list[tuple[int, str]]:
-        return [
-            (entry.seq, entry.body.change.name)
+        found = [
+            (entry.seq, entry.body.change)
             for entry in await self.store.list_entries(session, kinds=(EntryKind.CHANGED,))
             if isinstance(entry.body, Changed)
             and isinstance(entry.body.change, MemoryNameSet)
             and entry.body.change.memory == self.instance
         ]
+        return _follow_rebuilds(found)
 
     def _build_batch(
         self,
@@ -541,6 +589,22 @@ def _follow_moves(item: MemoryItem, moved: Mapping[str, str], known: Mapping[str
             return structs.replace(item, keys=(*keys, *again)) if again else item
         case _:
             return item
+
+
+def _follow_rebuilds(names: Sequence[tuple[int, MemoryNameSet]]) -> list[tuple[int, str]]:
+    """Return the names, each as the one that its session was last stored under."""
+    latest: dict[str, str] = {}
+    for _, change in reversed(names):
+        if change.replaces:
+            latest[change.replaces] = latest.get(change.name, change.name)
+    return [(seq, latest.get(change.name, change.name)) for seq, change in names]
+
+
+def _find_first_time(entries: Sequence[Entry], ops: Collection[int]) -> float:
+    """Return when the first word that these turns take was said; earlier if the clock was set back since."""
+    taken = [seq for it in entries if isinstance(it.body, Began | Took) and it.op in ops for seq in it.body.takes]
+    first = min((*taken, *ops), default=0)
+    return min((it.at for it in entries if it.seq >= first), default=0.0)
 
 
 def _get_item_stamp(memory: DeliverableItem) -> Stamp:

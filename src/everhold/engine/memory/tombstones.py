@@ -17,7 +17,9 @@ from everhold.core.entries import Changed, Entry, Noted, OperationsUndone
 from everhold.core.erasure import PersonErasure, is_concerned, list_erased_keys, list_kept_keys
 from everhold.core.exchange import get_original_key
 from everhold.core.forgetting import get_stamp
+from everhold.core.session_rebuild import is_member
 from everhold.engine.facts import FactCache
+from everhold.engine.memory.rebuilds import load_rebuilds
 from everhold.ports.memory import MemoryHit
 from everhold.ports.store import StateNamespace, Store
 
@@ -38,6 +40,8 @@ async def is_withheld(store: Store, memory: str, *, agent: str, audience: Collec
     members = {*audience, *(await store.get_people()).expand_audience(tuple(audience)).list_members()}
     erasures = [it for it in await load_erasures(store) if _has_unconfirmed(it, memory, agent)]
     if any(is_concerned(it, members) for it in erasures):
+        return True
+    if any(it.place.memory == memory and is_member(it, members) for it in await load_rebuilds(store)):
         return True
     return await _has_pending_retraction(store, memory, agent=agent, members=members)
 

@@ -68,6 +68,8 @@ from everhold.core.turn import (
     WaitForModel,
     advance_turn,
     is_final_answer,
+    list_new_calls,
+    list_spent_tools,
     rebuild_turn,
 )
 from everhold.core.wording import describe_duration
@@ -351,7 +353,7 @@ class TurnExecution:
         while True:
             if not is_final_answer(event):
                 self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
-                self.refusals = self._list_refusals()
+                self.refusals = {**self._list_refusals(), **await self._find_spent_tools(event)}
             self.state, task = advance_turn(self.state, event, effects, self.refusals)
             match task:
                 case AskModel():
@@ -383,6 +385,23 @@ class TurnExecution:
             **list_role_refusals(self.runtime.tool_rules, self.rights.role, self.rights.place),
             **list_tool_refusals(self.heard.values(), self.runtime.tool_rules),
         }
+
+    async def _find_spent_tools(self, event: TurnEvent) -> dict[str, str]:
+        """Return the tools about to be called that may run only once, and that a turn which was taken back has already
+        started for a message of this one.
+        """
+        effects = self.runtime.tool_effects
+        calls = (*self.state.open_calls, *list_new_calls(event))
+        tools = {it.tool for it in calls if effects.get(it.tool, ToolEffect.ONCE) is ToolEffect.ONCE}
+        if not tools or not self.heard:
+            return {}
+        found: dict[str, str] = {}
+        for turn in await self.store.list_operations(
+            self.session.id, types=("turn",), states=sorted(RELEASING_OUTCOMES), after=min(self.heard), before=self.op
+        ):
+            entries = await self.store.list_entries(self.session.id, after=turn.first - 1, upto=turn.last)
+            found |= list_spent_tools([it for it in entries if it.op == turn.op], self.heard, tools)
+        return found
 
     def _check_rights(self) -> FinishTurn | None:
         """Return how to end the turn if nobody who asks may still speak in the chat; None if it continues."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from everhold.memories.honcho.client import PAGE_SIZE
+from everhold.memories.honcho.renewal import is_same_session
 from everhold.memories.remote import ErasureScope, read_time
 from everhold.ports.memory import SEARCH_PROBE_TEXT, ErasureState, ErasureTarget, ProviderDeletion
 
@@ -82,7 +83,7 @@ class HonchoErasure:
         """Return the sessions of the workspace. Words to another agent are not among the own ones here, because that
         agent's conversations have to leave their sessions first. It is asked for them itself.
         """
-        names = await self.memory.list_session_names()
+        names = await self.memory.list_sessions()
         return [self._divide_session(name, await self.client.list_messages(name)) for name in names]
 
     def _divide_session(self, name: str, said: Sequence[Any]) -> SpokenSession:
@@ -217,13 +218,16 @@ class HonchoErasure:
 
 async def confirm_deletions(memory: HonchoMemory, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
     """Read back by list, by search and in the queue. A deletion is confirmed if none of them shows anything."""
-    names = set(await memory.list_session_names())
+    sessions = await memory.list_sessions()
     states = {}
     for it in deletions:
         kind, _, rest = it.id.partition(":")
         match kind:
             case "session":
-                left = rest in names or await _is_session_left(memory, rest)
+                left = rest in sessions or await _is_session_left(memory, rest)
+            case "renewed":
+                made = sessions.get(rest)
+                left = is_same_session(it, made) if made is not None else await _is_session_left(memory, rest)
             case "conclusions":
                 left = any(read_time(one.created_at) <= it.upto for one in await _list_conclusions_about(memory, rest))
             case "conclusion-ids":

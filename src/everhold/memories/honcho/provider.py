@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from msgspec import structs
+
 from everhold.core.message_split import split_text
 from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
@@ -19,6 +21,7 @@ from everhold.memories.errors import convert_partial_failure
 from everhold.memories.honcho.client import PAGE_SIZE, HonchoClient
 from everhold.memories.honcho.erasure import HonchoErasure, confirm_deletions
 from everhold.memories.honcho.peers import HonchoPeers
+from everhold.memories.honcho.renewal import HonchoRenewal
 from everhold.memories.honcho.tools import build_tools
 from everhold.memories.remote import (
     REMOTE_CAPABILITIES,
@@ -44,6 +47,7 @@ from everhold.ports.memory import (
     MemoryUtterance,
     ProviderDeletion,
     ProviderHealth,
+    SessionRenewal,
 )
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.tool import Tool, ToolContext
@@ -63,7 +67,11 @@ class HonchoMemory:
     """One instance for one agent."""
 
     delivery = DeliveryGuarantee.PROBE
-    capabilities: ClassVar = REMOTE_CAPABILITIES | {MemoryCapability.PERSONA, MemoryCapability.REMOVE_SESSION}
+    capabilities: ClassVar = REMOTE_CAPABILITIES | {
+        MemoryCapability.PERSONA,
+        MemoryCapability.REMOVE_SESSION,
+        MemoryCapability.RENEW_SESSION,
+    }
 
     def __init__(self, settings: HonchoSettings, *, agent: str, log: EventLogger) -> None:
         self.settings = settings
@@ -207,11 +215,9 @@ class HonchoMemory:
     async def _apply_change(self, batch: MemoryBatch, item: MemoryItem, remotes: dict[str, str]) -> None:
         """Apply an item that changes existing data: read, then do what is missing. Safe to repeat."""
         if isinstance(item, MemoryRetraction):
-            for message in await self._list_keyed_messages(batch.name, item.keys):
+            for name, message in await self._list_retracted_messages(batch, item):
                 if not message.metadata.get("everhold_retracted"):
-                    await self.client.update_message(
-                        batch.name, message.id, {**message.metadata, "everhold_retracted": True}
-                    )
+                    await self.client.update_message(name, message.id, {**message.metadata, "everhold_retracted": True})
             for old in await self._list_withdrawn_conclusions(item):
                 await self.client.delete_conclusion(old.id, observer=old.observer_id, about=old.observed_id)
             remotes[item.key] = ""
@@ -246,8 +252,8 @@ class HonchoMemory:
             elif isinstance(item, MemoryNote):
                 here = await self._is_noted(batch, item)
             else:
-                marked = await self._list_keyed_messages(batch.name, item.keys)
-                here = all(message.metadata.get("everhold_retracted") for message in marked)
+                marked = await self._list_retracted_messages(batch, item)
+                here = all(message.metadata.get("everhold_retracted") for _, message in marked)
                 here = here and not await self._list_withdrawn_conclusions(item)
             if here:
                 arrived.append(item.key)
@@ -267,6 +273,15 @@ class HonchoMemory:
             return []
         found = await self.client.list_messages(name, {"metadata": {"everhold": {"in": list(keys)}}})
         return [message for message in found if message.metadata.get("everhold") in keys]
+
+    async def _list_retracted_messages(self, batch: MemoryBatch, item: MemoryRetraction) -> list[tuple[str, Any]]:
+        """Return the messages that a retraction names, each with its session."""
+        names = {
+            name: [it for it in item.keys if batch.names_of.get(it, batch.name) == name] for name in _list_names(batch)
+        }
+        return [
+            (name, message) for name, keys in names.items() for message in await self._list_keyed_messages(name, keys)
+        ]
 
     async def _find_known_texts(
         self, contents: Sequence[str], listeners: Sequence[str], *, only_in: str = ""
@@ -464,9 +479,14 @@ class HonchoMemory:
     async def confirm_deletions(self, deletions: Sequence[ProviderDeletion]) -> Mapping[str, ErasureState]:
         return await confirm_deletions(self, deletions)
 
-    async def list_session_names(self) -> list[str]:
-        names: list[str] = await self.client.call("listing sessions", _list_session_names, missing=[])
-        return names
+    async def renew_session(self, renewal: SessionRenewal) -> Sequence[ProviderDeletion]:
+        notes = frozenset(piece for text in renewal.notes for piece in _split_text(text))
+        return await HonchoRenewal(self, structs.replace(renewal, notes=notes)).ask()
+
+    async def list_sessions(self) -> dict[str, datetime]:
+        """Return the names of all sessions, and when Honcho made each."""
+        found: dict[str, datetime] = await self.client.call("listing sessions", _list_sessions, missing={})
+        return found
 
     async def export(
         self, person: str, *, peers: Sequence[str] = (), shared_peers: Sequence[str] = ()
@@ -595,12 +615,16 @@ def _clamp_limit(limit: int) -> int:
     return max(1, min(PAGE_SIZE, limit))
 
 
-async def _list_session_names(sdk: Any) -> list[str]:
-    names: list[str] = []
+def _list_names(batch: MemoryBatch) -> list[str]:
+    return list(dict.fromkeys((batch.name, *batch.names_of.values())))
+
+
+async def _list_sessions(sdk: Any) -> dict[str, datetime]:
+    found: dict[str, datetime] = {}
     number = 1
     while True:
         page = await sdk.aio.sessions(page=number, size=PAGE_SIZE)
-        names += [session.id for session in page.items]
+        found |= {session.id: session.created_at for session in page.items}
         if len(page.items) < PAGE_SIZE:
-            return names
+            return found
         number += 1

@@ -506,6 +506,10 @@ class SqliteStore:
         """The pos of the newest entry."""
         return int(self._fetch_rows("select max(pos) from entries", ())[0][0] or 0)
 
+    async def find_latest_time(self) -> float:
+        newest = "select max(at) from entries"
+        return float(await self._read_in_thread(lambda db: db.cursor().execute(newest).get or 0.0))
+
     async def close(self) -> None:
         self._read_connection.close()
         await self.writer.close()

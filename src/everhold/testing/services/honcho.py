@@ -11,8 +11,9 @@ observer that is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from everhold.testing.services.base import LoopbackService, ServiceRefusal, ServiceReply, ServiceRequest, score_overlap
@@ -79,6 +80,9 @@ class HonchoService(LoopbackService):
         """Whether the worker that deletes sessions runs. The service answers 202 in any case."""
         self.deletion_reads = 0
         """How many requests the worker lets pass before it deletes a session."""
+        self.clock: Callable[[], float] | None = None
+        """The service's clock. Without one it begins at a fixed time, and each answer is a second later."""
+        self._last_time = 0.0
         self._doomed: dict[tuple[str, str], int] = {}
         """(workspace, session) -> requests until it is deleted."""
 
@@ -215,7 +219,8 @@ class HonchoService(LoopbackService):
         ]
         self.state.messages.extend(rows)
         if self.derives:
-            self._derive_conclusions(workspace, session, rows)
+            reasoned = [row for row, message in zip(rows, given, strict=True) if _is_reasoned(message)]
+            self._derive_conclusions(workspace, session, reasoned)
         return ServiceReply(rows, 201)
 
     def _derive_conclusions(self, workspace: str, session: str, rows: Sequence[Row]) -> None:
@@ -373,8 +378,19 @@ class HonchoService(LoopbackService):
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
+    def _next_time(self) -> str:
+        if self.clock is None:
+            return super()._next_time()
+        self._last_time = max(self._last_time + 1e-6, self.clock())
+        return datetime.fromtimestamp(self._last_time, UTC).isoformat()
+
     def _next_id(self, kind: str) -> str:
         return f"{kind}_{next(self._count):018d}xyz"
+
+
+def _is_reasoned(message: Mapping[str, Any]) -> bool:
+    reasoning = (message.get("configuration") or {}).get("reasoning") or {}
+    return reasoning.get("enabled") is not False
 
 
 def _check_name(body: Any) -> str:

@@ -25,8 +25,8 @@ class Mem0ServiceState:
 
 
 class Mem0Service(LoopbackService):
-    """The service. `holding` keeps added memories in the queue until `work`; `breaking` makes that
-    many of them fail.
+    """The service. While `holds_events`, added memories stay in the queue until `process_events`. The next
+    `failures_left` of them fail.
     """
 
     routes = (
@@ -48,6 +48,12 @@ class Mem0Service(LoopbackService):
         self.state = Mem0ServiceState()
         self.holds_events = False
         self.failures_left = 0
+        self.indexes = True
+        """Whether the index is up to date. Otherwise lists and searches show neither what is added nor what is deleted,
+        and a request by id shows both, until `update_index`.
+        """
+        self._unindexed: set[str] = set()
+        self._doomed: set[str] = set()
 
     def is_authorised(self, headers: Mapping[str, str]) -> bool:
         given = (headers.get("authorization"), headers.get("x-api-key"))
@@ -63,6 +69,21 @@ class Mem0Service(LoopbackService):
         for event in self.state.events.values():
             if event["status"] == "PENDING":
                 self._process_event(event)
+
+    def update_index(self) -> None:
+        """Bring the index up to date, and finish the deletions."""
+        self.indexes = True
+        self._unindexed.clear()
+        for memory in self._doomed:
+            self.state.memories.pop(memory, None)
+        self._doomed.clear()
+
+    def drop_index(self) -> None:
+        """Let the index begin anew: only a request by id shows what there is, until `update_index`."""
+        self._unindexed |= set(self.state.memories)
+
+    def _list_indexed(self) -> list[Row]:
+        return [row for id, row in self.state.memories.items() if id not in self._unindexed]
 
     # -- endpoints ---------------------------------------------------------------------------------------------------
 
@@ -108,6 +129,8 @@ class Mem0Service(LoopbackService):
                 "created_at": self._next_time(),
                 "updated_at": self._next_time(),
             }
+            if not self.indexes:
+                self._unindexed.add(id_)
             event["results"].append({"id": id_, "event": "ADD", "data": {"memory": message["content"]}})
         event["status"] = "SUCCEEDED"
 
@@ -118,7 +141,7 @@ class Mem0Service(LoopbackService):
         return {"id": event, "event_type": "ADD", "status": row["status"], "results": row["results"]}
 
     def search(self, call: ServiceRequest) -> Row:
-        rows = _filter_rows(self.state.memories.values(), call.json.get("filters"))
+        rows = _filter_rows(self._list_indexed(), call.json.get("filters"))
         scored = sorted(
             ((score_overlap(call.json["query"], row["memory"]), row) for row in rows), key=lambda it: -it[0]
         )
@@ -126,7 +149,7 @@ class Mem0Service(LoopbackService):
         return {"results": [{**row, "score": score} for score, row in scored if score > 0][:limit]}
 
     def list_memories(self, call: ServiceRequest) -> Row:
-        rows = _filter_rows(self.state.memories.values(), (call.json or {}).get("filters"))
+        rows = _filter_rows(self._list_indexed(), (call.json or {}).get("filters"))
         page, size = int(call.query.get("page", "1")), int(call.query.get("page_size", "100"))
         items = rows[(page - 1) * size : page * size]
         more = f"{self.url}{call.path}?page={page + 1}" if page * size < len(rows) else None
@@ -141,7 +164,11 @@ class Mem0Service(LoopbackService):
 
     def delete(self, call: ServiceRequest, memory: str) -> Row:
         self._find_memory(memory)
-        del self.state.memories[memory]
+        if self.indexes:
+            del self.state.memories[memory]
+        else:
+            self._unindexed.add(memory)
+            self._doomed.add(memory)
         return {"message": "Memory deleted successfully!"}
 
     def _find_memory(self, memory: str) -> Row:
