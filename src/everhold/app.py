@@ -272,6 +272,7 @@ class GatewayApp:
         self.accounts = PlatformAccounts(
             platforms=self.platforms,
             accept=self.held_messages,
+            can_speak=self.admission.can_speak,
             store=self.store,
             log=log,
             clock=self.clock,
