@@ -109,6 +109,16 @@ async def test_a_program_that_only_burns_processor_time_is_ended(home: Path, kin
     assert told.strip() == "it used more than 1 s of processor time in 15 minutes"
 
 
+@pytest.mark.parametrize(
+    "code", [HOARDERS, CROWD, "while time.process_time() < 2: pass"], ids="hoard crowd burn".split()
+)
+async def test_with_higher_limits_the_attacks_succeed(home: Path, code: str) -> None:
+    """Shows that the attacks above are real, and that a program within its limits is left alone."""
+    patient = "import os, time\n" + code.replace("time.sleep(36000)", "time.sleep(2)")
+    limits = ChildLimits(memory_bytes=4_000 * MB, processes=1_000, cpu_seconds=1_000)
+    assert await run_program(home, SandboxKind.NONE, patient, limits) == (0, "", "")
+
+
 async def test_the_time_of_processes_that_have_ended_counts(home: Path) -> None:
     code = (
         "import os, time\n"
