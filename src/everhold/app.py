@@ -21,7 +21,7 @@ from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
-from everhold.assembly.plugin_tools import PluginTools
+from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
 from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
@@ -272,6 +272,7 @@ class GatewayApp:
         self.accounts = PlatformAccounts(
             platforms=self.platforms,
             accept=self.held_messages,
+            can_speak=self.admission.can_speak,
             store=self.store,
             log=log,
             clock=self.clock,
@@ -463,6 +464,7 @@ class GatewayApp:
                 people=self.admission.people,
                 schedules=self.schedules,
                 list_tools=self._list_tool_servers,
+                list_trusted_tools=self._list_trusted_tools,
                 confirm_tools=self.confirm_tools,
                 take_note=self.quotas.take_note,
                 count_refusals=self._count_refusals,
@@ -692,6 +694,9 @@ class GatewayApp:
     async def _list_tool_servers(self) -> list[dict[str, Any]]:
         servers = self.agents.settings.mcp
         return [found for found in await self.tool_pins.list_servers() if found["server"] in servers]
+
+    def _list_trusted_tools(self) -> list[dict[str, Any]]:
+        return list_trusted_tools(self.agents.settings)
 
     async def confirm_tools(self, server: str, digest: str) -> dict[str, Any]:
         """Offer the new and changed tools of a server, after the owner looked at them."""

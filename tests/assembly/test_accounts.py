@@ -117,10 +117,14 @@ async def build_accounts(tmp_path: Path) -> AsyncIterator[Callable[..., Platform
     async def accept(incoming: IncomingMessage) -> AcceptResult:
         return AcceptResult(outcome="accepted")
 
+    async def can_speak(incoming: IncomingMessage) -> bool:
+        return True
+
     def build(token_retry_seconds: float = 0.001) -> PlatformAccounts:
         accounts = PlatformAccounts(
             platforms={},
             accept=accept,
+            can_speak=can_speak,
             store=store,
             log=RecordingLogger(),
             clock=Clock(),

@@ -90,3 +90,16 @@ async def test_a_long_reply_on_slack_is_delivered_once(tmp_path: Path, model: Mo
             await server.use_command("/everhold", "status", channel=remote.group)
             await running.wait_until(lambda: len(server.list_shown_messages(remote.group)) > len(shown))
             await running.assert_sound()
+
+
+async def test_only_the_names_of_people_who_may_speak_are_looked_up(tmp_path: Path, model: ModelServer) -> None:
+    async with open_remote_slack() as remote:
+        server = remote.server
+        access = {"direct": ["slack:UADA"], "groups": {remote.group: ["slack:UADA"]}}
+        account = {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": f"{server.url}/api/", "access": access}
+        async with run_gateway(tmp_path, "slack", account, model, f"BOT={BOT_TOKEN}\nAPP={APP_TOKEN}") as running:
+            topic = await server.write_message("a topic", channel=remote.group, user="UEVE")
+            await server.write_message("let me in", channel=remote.group, user="UEVE", thread=topic)
+            await server.write_message("and you?", channel=remote.group, user="UADA", thread=topic)
+            await running.wait_until(lambda: len(server.apps[0].confirmed) >= 3)
+            assert [given["user"] for name, given in server.calls if name == "users.info"] == ["UADA"]

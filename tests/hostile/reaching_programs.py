@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import shutil
 import socket
@@ -135,11 +136,44 @@ def run_caddy(directory: Path, target: int, lines: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def run_socat(target: int) -> Iterator[int]:
-    """Forward a port, as `ssh -R` and `ssh -L` do: the gateway sees a plain connection from 127.0.0.1."""
+    """Forward a port: the gateway sees a plain connection from 127.0.0.1."""
     program, port = find_program("socat"), choose_port()
     listen = f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr"
     with run_listener([program, listen, f"TCP:127.0.0.1:{target}"], port):
         yield port
+
+
+SSHD = """\
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {directory}/host
+AuthorizedKeysFile {directory}/user.pub
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+
+
+@contextlib.contextmanager
+def run_ssh(directory: Path, target: int) -> Iterator[int]:
+    """Forward a port of an SSH server to the gateway, as `ssh -R` does. The port is on the server."""
+    server, client, keygen = find_program("sshd"), find_program("ssh"), find_program("ssh-keygen")
+    directory.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd needs it, and its service makes it
+    for name in ("host", "user"):
+        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True)
+    listening, forwarded = choose_port(), choose_port()
+    (directory / "sshd_config").write_text(SSHD.format(directory=directory, port=listening))
+    options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ExitOnForwardFailure=yes", "BatchMode=yes")
+    command = [client, "-F", "none", "-N", "-i", str(directory / "user"), "-p", str(listening)]
+    command += [word for option in options for word in ("-o", option)]
+    command += ["-R", f"127.0.0.1:{forwarded}:127.0.0.1:{target}", f"{getpass.getuser()}@127.0.0.1"]
+    with run_listener([server, "-D", "-e", "-f", str(directory / "sshd_config")], listening):
+        with run_listener(command, forwarded):
+            yield forwarded
 
 
 def make_certificate(directory: Path) -> Path:

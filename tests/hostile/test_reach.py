@@ -24,6 +24,7 @@ from tests.hostile.reaching_programs import (
     run_caddy,
     run_nginx,
     run_socat,
+    run_ssh,
 )
 from tests.waiting import LIMIT_SECONDS
 
@@ -71,11 +72,13 @@ def reach(how: str, directory: Path, target: int) -> Iterator[int]:
                 yield stack.enter_context(run_caddy(directory, target, CADDY_LINES[lines]))
             case "socat":
                 yield stack.enter_context(run_socat(target))
+            case "ssh":
+                yield stack.enter_context(run_ssh(directory, target))
             case _:
                 yield target
 
 
-WAYS = ["directly", "socat", *(f"nginx {it}" for it in NGINX_LINES), *(f"caddy {it}" for it in CADDY_LINES)]
+WAYS = ["directly", "socat", "ssh -R", *(f"nginx {it}" for it in NGINX_LINES), *(f"caddy {it}" for it in CADDY_LINES)]
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -18,7 +18,7 @@ from everhold.core.address import Address, parse_address
 from everhold.core.entries import AddressBound, Changed, ChatCommand, ChatLocation, EntryDraft, Heard
 from everhold.core.people import IdentityProof
 from everhold.errors import InvalidRequest, NotFound
-from everhold.ports.platform import AcceptResult, IncomingMessage, PlatformOffset
+from everhold.ports.platform import UNPARSED_EVENT, AcceptResult, IncomingMessage, PlatformOffset
 from everhold.ports.store import Change, StateNamespace, Step
 from tests.ingress.harness import CONFIG, IngressHarness
 
@@ -83,6 +83,42 @@ async def test_the_log_names_the_id_of_a_denied_group_member(harness: IngressHar
 async def test_an_owner_may_speak_everywhere(harness: IngressHarness) -> None:
     assert (await harness.send_message("hello", sender="1", chat="elsewhere")).outcome == "accepted"
     assert (await harness.send_message("hello", sender="1")).outcome == "accepted"
+
+
+PLACES = [("1001", "", True), ("7", "", True), ("666", "", False), ("1001", "room", True), ("666", "room", False)]
+PLACES += [("666", "open", True), ("1001", "elsewhere", False), ("1", "elsewhere", True), ("", "room", False)]
+
+
+@pytest.mark.parametrize("sender, chat, allowed", PLACES)
+async def test_who_may_speak_is_told_beforehand_and_nothing_happens(
+    harness: IngressHarness, sender: str, chat: str, allowed: bool
+) -> None:
+    """An adapter asks this before it calls its platform because of a message."""
+    place = ChatLocation(platform="fake", account="main", chat=chat or sender, message="1")
+    message = IncomingMessage(origin=place, text="hello", sender=sender, kind="group" if chat else "dm")
+    assert await harness.admission.can_speak(message) is allowed
+    unparsed = IncomingMessage(
+        origin=ChatLocation(platform="fake", account="main", chat="unreadable", message="1"),
+        text="",
+        sender=sender,
+        kind="channel",
+        event=UNPARSED_EVENT,
+        unparsed_chat=chat or sender,
+        unparsed_direct=not chat,
+    )
+    assert await harness.admission.can_speak(unparsed) is allowed
+    assert await harness.read_notices() == []
+    assert await harness.store.list_state_records(StateNamespace.PAIRING_REQUEST) == []
+    assert (await harness.send_message("hello", sender=sender, chat=chat)).outcome == (
+        "accepted" if allowed else "denied"
+    )
+
+
+async def test_a_chat_with_another_id_is_the_same_place(harness: IngressHarness) -> None:
+    await harness.chat_aliases.add_alias("fake", "room", "moved")
+    place = ChatLocation(platform="fake", account="main", chat="moved", message="1")
+    assert await harness.admission.can_speak(IncomingMessage(origin=place, text="", sender="7", kind="group"))
+    assert not await harness.admission.can_speak(IncomingMessage(origin=place, text="", sender="666", kind="group"))
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------

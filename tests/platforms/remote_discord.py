@@ -47,6 +47,12 @@ class RemoteDiscord:
     async def write_as_impostor(self, text: str, *, to: str) -> str:
         return await self.server.write_message(text, channel=to, user="666", name="ada")
 
+    async def reply(self, text: str, *, to: str, id: str) -> str:
+        return await self.server.write_message(text, channel=to, reply_to=id)
+
+    def list_calls(self) -> list[str]:
+        return [name for name, _ in self.server.calls if not name.startswith("GET ") and name != "PUT applications"]
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         return await self.server.write_message(text, channel=to, files=[(name, data)])
 

@@ -118,6 +118,14 @@ class RemoteMatrix:
         )
         return await self.eve.send_text(to, text)
 
+    async def reply(self, text: str, *, to: str, id: str) -> str:
+        relation = {"rel_type": "m.thread", "event_id": id, "m.in_reply_to": {"event_id": id}}
+        return await self.ada.send_text(to, text, **{"m.relates_to": relation})
+
+    def list_calls(self) -> list[str]:
+        receiving = ("sync", "whoami", "members", "messages")
+        return [name for name, _ in self.proxy.calls if name.rpartition("/")[2] not in receiving]
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         content = {"msgtype": "m.file", "body": text, "filename": name, "url": await self.ada.upload(data)}
         return await self.ada.send_event(to, {**content, "info": {"size": len(data)}})

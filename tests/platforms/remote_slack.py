@@ -51,6 +51,15 @@ class RemoteSlack:
         self.server.names["UEVE"] = "ada"
         return await self.server.write_message(text, channel=to, user="UEVE", username=self.sender)
 
+    async def reply(self, text: str, *, to: str, id: str) -> str:
+        return await self.server.write_message(text, channel=to, thread=id)
+
+    def list_calls(self) -> list[str]:
+        receiving = ("auth.test", "apps.connections.open", "users.conversations", "link")
+        return [
+            name for name, _ in self.server.calls if name not in receiving and not name.startswith("conversations.")
+        ]
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         return await self.server.write_message(text, channel=to, files=[(name, data)])
 

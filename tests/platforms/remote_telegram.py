@@ -49,6 +49,13 @@ class RemoteTelegram:
         eve: dict[str, Any] = {"from": {"id": 666, "is_bot": False, "first_name": "Ada", "username": self.sender}}
         return str(await self.server.write_message(text, user=666, chat=int(to), **eve))
 
+    async def reply(self, text: str, *, to: str, id: str) -> str:
+        return str(await self.server.write_message(text, chat=int(to), reply_to=int(id)))
+
+    def list_calls(self) -> list[str]:
+        receiving = ("getMe", "getUpdates", "deleteWebhook", "setMyCommands")
+        return [name for name, _ in self.server.calls if name not in receiving]
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         return str(await self.server.write_message(text, chat=int(to), file=(name, data)))
 

@@ -136,6 +136,13 @@ class RemoteCrabline:
     async def edit(self, id: str, text: str, *, to: str) -> None:
         raise NotImplementedError
 
+    async def reply(self, text: str, *, to: str, id: str) -> str:
+        return await self.write(text, to=to)  # crabline's inbound messages cannot be replies
+
+    def list_calls(self) -> list[str]:
+        receiving = ("getMe", "getUpdates", "deleteWebhook", "setMyCommands")
+        return [name for name, _ in self.proxy.calls if name not in receiving]
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         raise NotImplementedError
 

@@ -562,3 +562,102 @@ def test_a_command_in_another_direct_chat_belongs_to_its_sender() -> None:
     found = parsing.parse_command(used, channel=parsing.parse_channel({"id": "9", "type": 3}), account="main")
     assert found is not None
     assert (found.kind, found.can_change_owner) == ("dm", True)
+
+
+# -- strangers and malformed events ------------------------------------------------------------------------------------
+
+
+async def test_strangers_do_not_displace_the_direct_chats_of_known_people(
+    harness: PlatformHarness, server: DiscordServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Direct chats cannot be listed. A chat that drops out of our list is not read after a gap."""
+    monkeypatch.setattr("everhold.platforms.discord.catch_up.MAX_DIRECT_CHATS", 3)
+    await connected(harness)
+    await server.write_message("it is me", channel=CHAT)
+    await harness.wait_until_heard("it is me")
+    for number in range(5):
+        stranger = f"77{number}"
+        harness.denied.add(stranger)
+        server.add_direct_channel(f"90{number}", user=stranger)
+        await server.write_message("let me in", channel=f"90{number}", user=stranger)
+
+    async def met() -> bool:
+        return [it.outcome for it in harness.results].count("denied") == 5
+
+    await harness.wait_until(met, what="the strangers")
+    assert await harness.offset("direct") == f'["{CHAT}"]'
+    assert [await harness.offset(f"channel/90{number}") for number in range(5)] == [None] * 5
+    await harness.stop()
+    await server.write_message("while you were away", channel=CHAT)
+    await harness.restart()
+    await harness.wait_until_heard("while you were away")
+
+
+async def test_a_stranger_s_command_gets_no_answer(harness: PlatformHarness, server: DiscordServer) -> None:
+    harness.denied.add("1001")
+    await connected(harness)
+    await server.use_command("status", channel=CHAT)
+    await server.use_command("status", channel=GROUP)
+
+    async def met() -> bool:
+        return len(harness.results) == 2
+
+    await harness.wait_until(met, what="the commands")
+    assert {it.outcome for it in harness.results} == {"denied"}
+    assert server.interaction_responses == []
+    assert await harness.offset("direct") is None
+
+
+async def test_a_stranger_s_new_thread_causes_no_request(harness: PlatformHarness, server: DiscordServer) -> None:
+    harness.denied.add("666")
+    await connected(harness)
+    await server.create_thread("3777", parent=GROUP)
+    before = [name for name, _ in server.calls].count("GET channel")
+    await server.write_message("look at my thread", channel="3777", user="666")
+    await server.write_message("that was it", channel="3777")
+    await harness.wait_until_heard("that was it")
+    (body,) = await harness.read_heard()
+    assert (body.origin.chat, body.origin.thread) == (GROUP, "3777")
+    assert [name for name, _ in server.calls].count("GET channel") == before
+
+
+async def test_a_command_in_a_private_channel_of_others_is_not_in_a_direct_chat(
+    harness: PlatformHarness, server: DiscordServer
+) -> None:
+    """A person can use the commands of an app in a direct chat with another person. The bot is not in it."""
+    await connected(harness)
+    user = {"id": "1001", "username": "ada"}
+    command = {"id": "5", "type": 2, "token": "t", "channel_id": "8001", "context": 2, "user": user}
+    await server.dispatch_event("INTERACTION_CREATE", {**command, "data": {"name": "status"}})
+    await server.write_message("that was it", channel=CHAT)
+    await harness.wait_until_heard("that was it")
+    (body, _) = await harness.read_heard()
+    assert ":dm:" not in body.stamp.address
+    assert await harness.offset("direct") == f'["{CHAT}"]'
+
+
+async def test_a_button_of_anybody_does_nothing(harness: PlatformHarness, server: DiscordServer) -> None:
+    """We send no buttons. A press of one, whoever forged it, is no message and gets no answer."""
+    await connected(harness)
+    pressed = {"id": "5", "type": 3, "token": "t", "channel_id": CHAT, "user": {"id": "1001", "username": "ada"}}
+    await server.dispatch_event("INTERACTION_CREATE", {**pressed, "data": {"custom_id": "approve", "name": "halt"}})
+    await server.write_message("that was it", channel=CHAT)
+    await harness.wait_until_heard("that was it")
+    assert await harness.read_texts() == ["that was it"]
+    assert server.interaction_responses == []
+
+
+@pytest.mark.parametrize("event", ["GUILD_CREATE", "CHANNEL_CREATE", "THREAD_CREATE"])
+async def test_a_malformed_description_does_not_stop_the_listener(
+    harness: PlatformHarness, server: DiscordServer, event: str
+) -> None:
+    await connected(harness)
+    junk: list[Any] = [None, 5, "x", [], {}, {"id": None}, {"id": "5", "type": [], "parent_id": {}}]
+    for it in junk:
+        await server.dispatch_event(event, it)
+        await server.dispatch_event(event, {"id": "1", "roles": it, "channels": it, "threads": it})
+        await server.dispatch_event(event, {"id": "1", "roles": [it], "channels": [it], "threads": [it]})
+    identified = server.identified
+    await server.write_message("that was it", channel=CHAT)
+    await harness.wait_until_heard("that was it")
+    assert server.identified == identified, "the connection was lost"

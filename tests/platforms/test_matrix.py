@@ -14,6 +14,7 @@ from everhold.core.address import parse_address
 from everhold.core.entries import AGENT_ITSELF, ChatLocation, Heard
 from everhold.errors import Transient
 from everhold.infra.secret import SecretString
+from everhold.platforms.matrix.adapter import MatrixPlatform
 from everhold.platforms.matrix.parsing import EVERHOLD_CONTENT_KEY
 from everhold.platforms.matrix.settings import MatrixSettings
 from everhold.ports.platform import AcceptResult, IncomingMessage, SupportsDrafts, SupportsPresence
@@ -392,6 +393,92 @@ async def test_a_room_that_only_claims_to_replace_another_does_not(
         # first the old room names no replacement, then it names another
         await remote.ada.call("PUT", f"{CLIENT_API_PATH}/rooms/{remote.chat}/state/m.room.tombstone/", end)
     assert harness.chat_moves == []
+
+
+def invitation_by(sender: object, *, me: str, **more: Any) -> dict[str, Any]:
+    content = {"membership": "invite", "is_direct": True}
+    return {"type": "m.room.member", "state_key": me, "sender": sender, "content": content, **more}
+
+
+async def test_a_forged_inviter_does_not_bring_the_agent_into_a_room(
+    harness: PlatformHarness, remote: RemoteMatrix
+) -> None:
+    """The homeserver of the inviter writes the state that comes with an invitation. It can name any inviter there."""
+    adapter = harness.platform
+    assert isinstance(adapter, MatrixPlatform)
+    await adapter._connect()
+    harness.denied.add(remote.eve.id)
+    room = await remote.eve.create_room(remote.bot.id, direct=True)
+    real = invitation_by(remote.eve.id, me=remote.bot.id)
+    forged = invitation_by(remote.ada.id, me=remote.bot.id)
+    for state in ([forged, real], [real, forged], [{**forged, "event_id": "$x"}, real]):
+        sync = {"rooms": {"invite": {room: {"invite_state": {"events": state}}}}}
+        await adapter._handle_invitations(sync, harness._accept)
+    assert await harness.read_heard() == []
+    assert remote.bot.id not in await members(remote.eve, room)
+
+
+async def test_a_malformed_invitation_does_not_stop_the_others(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+    adapter = harness.platform
+    assert isinstance(adapter, MatrixPlatform)
+    await adapter._connect()
+    me = remote.bot.id
+    room = await remote.ada.create_room(me, direct=True)
+    junk: list[Any] = [None, 5, "x", [], {}, {"type": "m.room.member", "state_key": me, "content": "x"}]
+    junk += [{"type": "m.room.create", "content": {"predecessor": [1]}}, invitation_by(5, me=me)]
+    states: list[Any] = [[it] for it in junk] + [
+        None,
+        5,
+        {"events": 5},
+        junk,
+        [invitation_by("@a:" + "b" * 300, me=me)],
+    ]
+    invites: dict[str, Any] = {f"!{place}:x": {"invite_state": {"events": it}} for place, it in enumerate(states)}
+    invites |= {"!none:x": None, "!text:x": "x", "!empty:x": {"invite_state": None}}
+    good = [None, "x", invitation_by(remote.ada.id, me=me)]
+    await adapter._handle_invitations(
+        {"rooms": {"invite": {**invites, room: {"invite_state": {"events": good}}}}}, harness._accept
+    )
+    assert [body.text for body in await harness.read_heard()] == [f"[{remote.ada.id} invited you here]"]
+    assert me in await members(remote.ada, room)
+
+
+async def test_a_stranger_s_invitation_asks_no_other_room(harness: PlatformHarness, remote: RemoteMatrix) -> None:
+    harness.denied.add(remote.eve.id)
+    harness.start()
+    claim = {"predecessor": {"room_id": remote.chat, "event_id": "$x"}}
+    given = {"preset": "private_chat", "invite": [remote.bot.id], "is_direct": True, "creation_content": claim}
+    await remote.eve.call("POST", f"{CLIENT_API_PATH}/createRoom", given)
+
+    async def met() -> bool:
+        return bool(harness.results)
+
+    await harness.wait_until(met, what="the invitation")
+    assert {result.outcome for result in harness.results} == {"denied"}
+    assert remote.list_calls() == []
+
+
+@pytest.mark.parametrize("id", ["$" + "x" * 20_000, "../../sync", "", 5, None, ["$x"], "$\n"], ids=repr)
+async def test_an_impossible_reply_does_not_stop_the_listener(
+    harness: PlatformHarness, remote: RemoteMatrix, id: object
+) -> None:
+    """A homeserver closes the connection for a URL that is too long, which looks as if it did not answer."""
+    reply = text("to what?", **{"m.relates_to": {"m.in_reply_to": {"event_id": id}}})
+    body = await heard(harness, remote, reply)
+    assert (body.text, body.pieces, body.asks) == ("to what?", (), False)
+    assert remote.list_calls() == []
+
+
+async def test_an_event_at_which_the_homeserver_fails_does_not_stop_the_listener(
+    harness: PlatformHarness, remote: RemoteMatrix
+) -> None:
+    id = await remote.write("something", to=remote.group)
+    path = f"{CLIENT_API_PATH}/rooms/{remote.group}/event/{id}"
+    remote.proxy.plan_fault(path, "answer", answer=LoopbackResponse(500, b"{}"), times=100)
+    body = await heard(harness, remote, text("to that", **{"m.relates_to": {"m.in_reply_to": {"event_id": id}}}))
+    assert body.text == "something"
+    assert (await harness.read_texts())[1] == "to that"
+    assert harness.troubles == []
 
 
 # -- sending

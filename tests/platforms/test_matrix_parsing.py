@@ -284,3 +284,30 @@ async def test_without_earlier_members_the_current_ones_are_used() -> None:
         found = MatrixRoom.from_events(await client.get_members("!room", at="s1"))
         await client.aclose()
     assert list(found.members) == [ADA]
+
+
+def test_an_edit_of_another_s_message_is_the_editor_s_own_message() -> None:
+    """A homeserver passes such an edit on. It must neither replace nor hide the words of the other person."""
+    keys = set()
+    for number, sender in enumerate((ADA, "@eve:example.org")):
+        content = {"msgtype": "m.text", "body": "* no", "m.new_content": {"msgtype": "m.text", "body": "no"}}
+        relation = {"rel_type": "m.replace", "event_id": "$of-ada"}
+        message = read(event({**content, "m.relates_to": relation}, sender=sender, event_id=f"$edit-{number}"))
+        assert message is not None
+        found = message.incoming
+        assert (found.sender, found.text, found.event, found.origin.message) == (sender, "no", "edit", "$of-ada")
+        keys.add(build_dedup_key(found))
+    assert len(keys) == 2, "one edit hides the other"
+
+
+@pytest.mark.parametrize("id", [None, 5, "", "x", "$", "$" + "x" * 300, "$a\nb", ["$a"]])
+def test_an_edit_or_thread_without_a_valid_id_is_not_parsed(id: object) -> None:
+    new = {"msgtype": "m.text", "body": "no"}
+    for kind in ("m.replace", "m.thread"):
+        with pytest.raises((ValueError, KeyError)):
+            read(event({**new, "m.new_content": new, "m.relates_to": {"rel_type": kind, "event_id": id}}))
+
+
+def test_a_redaction_is_no_message() -> None:
+    assert read(event({"reason": "spam"}, type="m.room.redaction", redacts="$of-ada")) is None
+    assert read(event({}, unsigned={"redacted_because": event({}, type="m.room.redaction")})) is None

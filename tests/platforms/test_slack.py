@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -560,3 +561,74 @@ def test_a_command_in_another_direct_chat_belongs_to_its_sender() -> None:
     """Slack lets people use a command in their direct chats with each other, and reports those like ours."""
     payload = {"channel_id": "D9", "command": "/status", "trigger_id": "t1", "user_id": "UADA"}
     assert parsing.parse_command(payload, account="main").can_change_owner
+
+
+# -- strangers and other workspaces ------------------------------------------------------------------------------------
+
+
+async def test_a_stranger_s_thread_is_not_stored(harness: PlatformHarness, server: SlackServer) -> None:
+    harness.denied.add("UEVE")
+    harness.start()
+    first = await server.write_message("a question", channel="C1")
+    await harness.wait_until_heard("a question")
+    await server.write_message("mine, too", channel="C1", user="UEVE", thread=first)
+
+    async def met() -> bool:
+        return [it.outcome for it in harness.results].count("denied") == 1
+
+    await harness.wait_until(met, what="the stranger")
+    assert await harness.offset("threads/C1") is None
+    await server.write_message("an answer", channel="C1", thread=first)
+    await harness.wait_until_heard("an answer")
+    assert await harness.offset("threads/C1") == f'["{first}"]'
+
+
+async def test_what_other_installations_of_the_app_receive_is_not_heard(
+    harness: PlatformHarness, server: SlackServer
+) -> None:
+    """Slack signs the events of every workspace with the same secret, and Ada's id may be somebody else's there."""
+    harness.start()
+    app = server.apps[0]
+    message = {"type": "message", "channel": "D1", "user": "UADA", "text": "it is me", "ts": "1700000000.000100"}
+    payload = {"type": "event_callback", "event": message, "event_id": "Ev1", "team_id": "T666"}
+    elsewhere = {"authorizations": [{"team_id": "T666", "user_id": "UOTHERBOT", "is_bot": True}]}
+    await server.write_message("before", channel="D1")
+    await harness.wait_until_heard("before")
+    assert await server._send_envelope(app, "events_api", {**payload, **elsewhere}, attempt=0)
+    command = {"command": "/everhold", "text": "status", "channel_id": "D1", "user_id": "UADA", "trigger_id": "1.2"}
+    assert await server._send_envelope(app, "slash_commands", {**command, "team_id": "T666"}, attempt=0)
+    assert await server._send_envelope(app, "slash_commands", {**command, "team_id": "T1"}, attempt=0)
+    await server.write_message("behind", channel="D1")
+    await harness.wait_until_heard("behind")
+    assert await harness.read_texts() == ["before", "/status", "behind"]
+
+
+@pytest.mark.parametrize(
+    "frame", ["", "x", "5", "null", "[]", '"x"', "{}", '{"type": []}', '{"envelope_id": {}}', "[" * 100_000]
+)
+async def test_a_malformed_frame_does_not_end_the_connection(
+    harness: PlatformHarness, server: SlackServer, frame: str
+) -> None:
+    harness.start()
+    await server.write_message("before", channel="D1")
+    await harness.wait_until_heard("before")
+    opened = [name for name, _ in server.calls].count("apps.connections.open")
+    await server.broadcast_raw_text(frame.encode())
+    await server.write_message("behind", channel="D1")
+    await harness.wait_until_heard("behind")
+    assert [name for name, _ in server.calls].count("apps.connections.open") == opened
+
+
+async def test_a_deep_event_is_stored_and_confirmed(harness: PlatformHarness, server: SlackServer) -> None:
+    """Another app of the workspace can put anything into the metadata of its message."""
+    harness.start()
+    await server.write_message("before", channel="D1")
+    await harness.wait_until_heard("before")
+    event = {"type": "message", "channel": "C1", "user": "UADA", "text": "deep", "ts": "1700000000.000100"}
+    envelope = {"envelope_id": "deep-1", "type": "events_api", "payload": {"event": event, "event_id": "Ev9"}}
+    deep = json.dumps(envelope).replace('"deep"', '"deep", "metadata": ' + '{"a":' * 50_000 + "1" + "}" * 50_000)
+    server.apps[0].pending_acks["deep-1"] = confirmed = asyncio.Event()
+    await server.broadcast_raw_text(deep.encode())
+    await harness.wait_until_heard("deep")
+    async with asyncio.timeout(PATIENCE):
+        await confirmed.wait()

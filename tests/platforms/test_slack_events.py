@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx2
 import pytest
@@ -184,3 +185,13 @@ async def test_a_slash_command_is_heard(harness: PlatformHarness) -> None:
 def test_without_a_secret_the_webhook_does_not_start(left_out: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SlackSettings(**{**SETTINGS, **left_out})
+
+
+async def test_a_replayed_command_is_heard_once(harness: PlatformHarness) -> None:
+    """Whoever recorded a signed call can repeat it for five minutes."""
+    given = {"command": "/everhold", "text": "status", "channel_id": "D1", "user_id": "UADA", "trigger_id": "1.2.ab"}
+    body = urlencode(given).encode()
+    signed = headers(body, harness.clock.now())
+    for _ in range(3):
+        assert (await call(harness, body, signed)).status_code == 200
+    assert await harness.read_texts() == ["/status"]

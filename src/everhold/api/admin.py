@@ -63,8 +63,10 @@ async def run_audit(call: ApiCall) -> Response:
 
 
 async def list_tools(call: ApiCall) -> Response:
-    """Return the tools of each tool server that the owner has seen, and those that wait for a confirmation."""
-    return build_json_response({"servers": await call.context.gateway.list_tools()})
+    """Return the tools of each tool server that the owner has seen, those that wait for a confirmation, and the tools
+    of plug-ins."""
+    gateway = call.context.gateway
+    return build_json_response({"servers": await gateway.list_tools(), "plugins": gateway.list_trusted_tools()})
 
 
 async def confirm_tools(call: ApiCall) -> Response:

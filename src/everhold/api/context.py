@@ -67,6 +67,8 @@ class GatewayServices:
     schedules: ScheduleRunner
     list_tools: Callable[[], Awaitable[list[dict[str, Any]]]]
     """Returns what the owner has seen of each tool server, and what waits for a confirmation."""
+    list_trusted_tools: Callable[[], list[dict[str, Any]]]
+    """Returns the tools that run as code in this process, and which agents use them."""
     confirm_tools: Callable[[str, str], Awaitable[dict[str, Any]]]
     """(server, digest) -> what is offered from now on."""
     take_note: Callable[[str, PersonRole, ChatLocation, int], Awaitable[QuotaRefusal | None]]

@@ -666,8 +666,9 @@ _ROUTES: Final = (
     ApiRoute(
         "GET /api/tools",
         admin.list_tools,
-        "List tool servers, and the tools that wait for a confirmation",
-        about="A tool that is new or changed since the owner saw it is not offered to a model until it is confirmed.",
+        "List tool servers, the tools that wait for a confirmation, and the tools of plug-ins",
+        about="A tool that is new or changed since the owner saw it is not offered to a model until it is confirmed. A "
+        "tool of a plug-in runs in the gateway's process. It is trusted code and needs no confirmation.",
         response_bodies={200: ResponseBody("The tool servers.", schemas.ToolServersResponse)},
         least=CallerRole.OPERATOR,
     ),

@@ -763,8 +763,17 @@ class ToolServerView(Struct):
     digest: str
 
 
+class TrustedToolView(Struct):
+    """A tool of an installed package. It runs in this process, so it is trusted code, and is not confirmed."""
+
+    name: str
+    package: str
+    agents: list[str]
+
+
 class ToolServersResponse(Struct):
     servers: list[ToolServerView]
+    plugins: list[TrustedToolView]
 
 
 class ToolConfirmationResponse(Struct):

@@ -76,6 +76,7 @@ class PlatformAccounts:
         *,
         platforms: MutableMapping[AccountKey, Platform],
         accept: AcceptMessage,
+        can_speak: Callable[[IncomingMessage], Awaitable[bool]],
         store: Store,
         log: EventLogger,
         clock: Clock,
@@ -91,6 +92,7 @@ class PlatformAccounts:
         self.accounts: dict[AccountKey, PlatformAccount] = {}
         self._platforms = platforms
         self._accept = accept
+        self._can_speak = can_speak
         self._store = store
         self._log = log
         self._clock = clock
@@ -238,6 +240,7 @@ class PlatformAccounts:
                 commands=COMMAND_MENU,
                 report=report,
                 add_chat_alias=functools.partial(self._chat_aliases.add_alias, platform),
+                can_speak=self._can_speak,
                 list_known_senders=functools.partial(self._list_known_senders, account.key),
             ),
         )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from everhold.config import AgentSettings, ConfigProblem, build_plugin_settings
+from everhold.config import AgentSettings, ConfigProblem, Settings, build_plugin_settings
 from everhold.config.settings import ToolSettings
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.engine.effects import call_plugin
@@ -25,6 +25,23 @@ from everhold.ports.tool import Tool
 
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The tool names that every model accepts. With another name, a model would refuse the whole request."""
+
+
+def list_trusted_tools(settings: Settings) -> list[dict[str, Any]]:
+    """Return the plug-in tools that agents use. They are not pinned, because their code runs in this process and could
+    change the pins, too."""
+    users: dict[str, list[str]] = {}
+    for agent in settings.agents.values():
+        for name in _list_plugin_names(agent):
+            users.setdefault(name, []).append(agent.name)
+    return [
+        {"name": name, "package": settings.tools[name].provider if name in settings.tools else name, "agents": agents}
+        for name, agents in sorted(users.items())
+    ]
+
+
+def _list_plugin_names(agent: AgentSettings) -> list[str]:
+    return [name for name in agent.tools if name not in SELECTABLE_TOOLS and not name.startswith("mcp:")]
 
 
 class PluginTools:
@@ -55,7 +72,7 @@ class PluginTools:
         self, agent: AgentSettings, sections: Mapping[str, ToolSettings], *, taken: Collection[str]
     ) -> list[tuple[str, Tool]]:
         """The tools of this agent's plug-ins, each with its name in the configuration."""
-        wanted = [name for name in agent.tools if name not in SELECTABLE_TOOLS and not name.startswith("mcp:")]
+        wanted = _list_plugin_names(agent)
         for key in [key for key in (*self._tools, *self._errors) if key[1] == agent.name and key[0] not in wanted]:
             self._tools.pop(key, None)
             self._errors.pop(key, None)

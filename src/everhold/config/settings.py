@@ -361,6 +361,10 @@ class AccessSettings(ConfigSection):
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
+_SANDBOX_KEYS: Final = frozenset({"sandbox", "network", "read_paths", "write_paths"})
+_LIMIT_KEYS: Final = frozenset({"max_memory_bytes", "max_processes", "max_cpu_seconds"})
+
+
 class McpSettings(ConfigSection):
     command: tuple[Text, ...] = ()
     """The program to start, and its arguments."""
@@ -383,6 +387,13 @@ class McpSettings(ConfigSection):
     """Files and folders that the program may read, besides the system, its installation and the files in `command`."""
     write_paths: tuple[AbsolutePath, ...] = ()
     """Files and folders that the program may read and change, besides its own folder `mcp/NAME` in the home."""
+    max_memory_bytes: int = Field(default=2_000_000_000, ge=64_000_000)
+    """The memory of the program and all that it starts. Beyond it, or one of the next two limits, it is ended and
+    started again. Linux only."""
+    max_processes: int = Field(default=200, ge=1, le=10_000)
+    """How many processes the program may start."""
+    max_cpu_seconds: int = Field(default=600, ge=1)
+    """The processor time of the program and all that it starts, within a quarter of an hour."""
     token: SecretString | None = Field(default=None, validation_alias="=token")
     variables: FrozenTable[SecretString] = Field(default_factory=make_empty_mapping, validation_alias="=variables")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
@@ -392,10 +403,10 @@ class McpSettings(ConfigSection):
     def _check_command_or_url(self) -> McpSettings:
         if bool(self.command) == bool(self.url):
             raise build_value_error("needs either a command or a url", "command: [mcp-server-time]")
-        limits = sorted(self.model_fields_set & {"sandbox", "network", "read_paths", "write_paths"})
+        limits = sorted(self.model_fields_set & (_SANDBOX_KEYS | _LIMIT_KEYS))
         if limits and self.url:
             raise build_value_error(f"{limits[0]} is for a command, and a url starts no program", f"remove {limits[0]}")
-        if self.sandbox == "none" and (unused := [name for name in limits if name != "sandbox"]):
+        if self.sandbox == "none" and (unused := [it for it in limits if it in _SANDBOX_KEYS - {"sandbox"}]):
             raise build_value_error(
                 f"{unused[0]} has no effect with sandbox: none, which allows everything", f"remove {unused[0]}"
             )

@@ -3,6 +3,9 @@
 It runs as a program of its own, `python -I -S child_launcher.py SPEC`, on Linux only. So it imports nothing else.
 The child either runs under the restrictions that SPEC names, or not at all.
 
+It watches the child and everything that it started, because the kernel's limits hold for a single process. If all of
+them together use more than SPEC allows, it ends them.
+
 Landlock decides which files the child may open. It says nothing about three things, which a seccomp filter refuses: to
 connect to a Unix socket by its path, to change the mode or owner of a file by its path, and io_uring, which does what
 the filter refuses without a system call for it.
@@ -19,10 +22,14 @@ import signal
 import stat
 import struct
 import sys
+import time
+from collections import deque
 from typing import Any, Final
 
 EXIT_NOT_STARTED: Final = 125
 """The exit status if the child was not started. The reason is on standard error."""
+EXIT_OVER_LIMIT: Final = 124
+"""The exit status if the child used more than it may. The last line on standard error says what."""
 END_NOW_SIGNAL: Final = signal.SIGUSR1
 """The gateway sends it to end the child and everything that it started, at once."""
 
@@ -278,6 +285,139 @@ def _raise_errno(what: str) -> None:
     raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+CHECK_SECONDS: Final = 0.5
+CPU_WINDOW_SECONDS: Final = 900.0
+"""The time in which the processor time of a child is limited."""
+MAX_OPEN_FILES: Final = 4_096
+SPARE_TASKS: Final = 1_000
+"""How many tasks this user may start elsewhere, and threads the child, before the child cannot start any more."""
+NICENESS: Final = 10
+"""The child gets the processor after the gateway."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+
+def limit_process(limits: dict[str, int]) -> None:
+    """Set the limits that the kernel keeps for each process. They cannot be raised again."""
+    # not the address space, of which some runtimes reserve far more than they use
+    _lower_limit(resource.RLIMIT_DATA, limits["memory_bytes"])
+    _lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    # the kernel counts all tasks of this user, so those that there are now are added
+    _lower_limit(resource.RLIMIT_NPROC, count_own_tasks() + limits["processes"] + SPARE_TASKS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would show what the child was sent
+    os.nice(NICENESS)
+
+
+def _lower_limit(which: int, most: int) -> None:
+    _, hard = resource.getrlimit(which)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (most, most))
+
+
+def count_own_tasks() -> int:
+    """Return how many tasks, processes and their threads, this user has."""
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue  # it has ended
+    return count
+
+
+class ProcessUsage:
+    """What one process uses, as /proc/PID/stat shows it."""
+
+    def __init__(self, stat: bytes) -> None:
+        fields = stat.rpartition(b")")[2].split()
+        # with the time of its children that have ended
+        self.cpu_seconds = sum(int(it) for it in fields[11:15]) / _TICKS_PER_SECOND
+        self.memory_bytes = int(fields[21]) * _PAGE_BYTES
+
+
+class ChildWatch:
+    """Compares what the child and everything that it started use with the limits."""
+
+    def __init__(self, limits: dict[str, int], *, now: float) -> None:
+        self._limits = limits
+        self._cpu_history = deque([(now, 0.0)])
+        """(time, processor time until then), oldest first."""
+
+    def find_excess(self, now: float) -> str:
+        """Return which limit is exceeded, or an empty text."""
+        pids = list_children_of(os.getpid())
+        if len(pids) > self._limits["processes"]:
+            return f"it started more than {self._limits['processes']} processes"
+        usages = {pid: usage for pid in pids if (usage := read_usage(pid)) is not None}
+        most = self._limits["memory_bytes"]
+        # pages that processes share count once; to find that out takes longer, so it is asked only if it matters
+        if sum(usage.memory_bytes for usage in usages.values()) > most and sum(map(read_memory_share, usages)) > most:
+            return f"it used more than {most:,} bytes of memory"
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = ended.ru_utime + ended.ru_stime + sum(usage.cpu_seconds for usage in usages.values())
+        if self._count_recent_cpu(now, spent) > self._limits["cpu_seconds"]:
+            minutes = f"{CPU_WINDOW_SECONDS / 60:g} minutes"
+            return f"it used more than {self._limits['cpu_seconds']} s of processor time in {minutes}"
+        return ""
+
+    def _count_recent_cpu(self, now: float, spent: float) -> float:
+        """Return the processor time within the last minutes. One value per second is remembered."""
+        history = self._cpu_history
+        if now - history[-1][0] >= 1.0:
+            history.append((now, spent))
+        while len(history) > 1 and history[0][0] < now - CPU_WINDOW_SECONDS:
+            history.popleft()
+        return spent - history[0][1]
+
+
+def read_usage(pid: int) -> ProcessUsage | None:
+    """Return what a process uses, or None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return ProcessUsage(file.read())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_memory_share(pid: int) -> int:
+    """Return the memory of a process, with its share of the pages that it shares with others. A process that hides
+    this is counted with all its pages."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    usage = read_usage(pid)
+    return usage.memory_bytes if usage is not None else 0
+
+
+def list_children_of(root: int) -> list[int]:
+    """Return the processes that a process started, directly or not, without a look at all processes of the machine."""
+    found: list[int] = []
+    level = [root]
+    while level:
+        following: list[int] = []
+        for pid in level:
+            try:
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                        following += map(int, file.read().split())
+            except FileNotFoundError:
+                if pid == root:
+                    return list_descendants(root)  # this kernel does not tell
+            except (OSError, ValueError):
+                continue
+        found += following
+        level = following
+    return found
+
+
 # -- the child ---------------------------------------------------------------------------------------------------------
 
 
@@ -285,8 +425,9 @@ def run_child(spec: dict[str, Any]) -> None:
     """Become the program. Never returns: if a restriction fails, the program is not started."""
     try:
         _call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.setsid()  # the kernel may share the processor out by session, and the launcher must not wait for the child
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would show what the child was sent
+        limit_process(spec["limits"])
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program inherits that
             signal.signal(number, signal.SIG_DFL)
@@ -362,8 +503,23 @@ def main() -> None:
             signal.signal(number, signal.SIG_DFL)
         run_child(spec)
     nowhere = os.open(os.devnull, os.O_RDWR)
+    told = os.dup(2)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)  # the gateway has to see the end of the child's output
+    watch = ChildWatch(spec["limits"], now=time.monotonic())
+
+    def on_check(number: int, _: object) -> None:
+        if not (excess := watch.find_excess(time.monotonic())):
+            return
+        end_descendants()
+        os.set_blocking(told, False)  # nobody may be reading
+        try:
+            os.write(told, f"\n{excess}\n".encode())
+        finally:
+            os._exit(EXIT_OVER_LIMIT)
+
+    signal.signal(signal.SIGALRM, on_check)
+    signal.setitimer(signal.ITIMER_REAL, CHECK_SECONDS, CHECK_SECONDS)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, END_NOW_SIGNAL))
     while True:
         ended, status = os.waitpid(-1, 0)

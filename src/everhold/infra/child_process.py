@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -95,6 +95,8 @@ PROCESS_FILES: Final = (
 )
 """What a child may read of /proc under Landlock. Bubblewrap gives it a /proc with its own processes only."""
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+MAX_MEMORY_FILES_BYTES: Final = 256 << 20
+"""How much a child may store in its /tmp, and again in its /dev/shm. Both are in memory."""
 PROGRAM_FOLDERS: Final = ("bin", "sbin", "libexec")
 SHARED_FOLDERS: Final = frozenset(
     {"/", "/home", "/root", "/etc", "/var", "/run", "/tmp", "/var/tmp", "/srv", "/mnt", "/media"}
@@ -128,6 +130,17 @@ NO_SANDBOX_MEANING: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChildLimits:
+    """What a child and everything that it starts may use together. Linux only."""
+
+    memory_bytes: int = 2_000_000_000
+    """The kernel also keeps it for each process at once; the sum is checked twice a second."""
+    processes: int = 200
+    cpu_seconds: int = 600
+    """Within a quarter of an hour."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChildPolicy:
     """What the entry of a child in the configuration allows."""
 
@@ -135,6 +148,7 @@ class ChildPolicy:
     network: bool = False
     read_paths: tuple[Path, ...] = ()
     write_paths: tuple[Path, ...] = ()
+    limits: ChildLimits = ChildLimits()
 
 
 class SandboxMissing(InvalidRequest):
@@ -250,7 +264,13 @@ class ChildProcesses:
     ) -> list[str]:
         if not sys.platform.startswith("linux"):
             return command
-        spec: dict[str, Any] = {"sandbox": kind, "network": policy.network, "gateway": os.getpid(), "command": command}
+        spec: dict[str, Any] = {
+            "sandbox": kind,
+            "network": policy.network,
+            "gateway": os.getpid(),
+            "command": command,
+            "limits": asdict(policy.limits),
+        }
         if kind is not SandboxKind.NONE:
             self._check_paths(policy, directory)
             read = await asyncio.to_thread(self._list_readable, command, policy, environ, tuple(also_read))
@@ -308,7 +328,10 @@ def build_bubblewrap_command(
     """Return the command that runs `command` with these paths only, its own /tmp, and no network unless allowed."""
     words = [shutil.which(BUBBLEWRAP) or BUBBLEWRAP, "--unshare-all", "--die-with-parent", "--new-session"]
     words += ["--share-net"] if network else []
-    words += ["--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
+    words += ["--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
+    for path in ("/tmp", "/dev/shm"):  # nosec B108  # they are folders of the sandbox itself
+        words += ["--size", str(MAX_MEMORY_FILES_BYTES), "--perms", "1777", "--tmpfs", path]
+    words += ["--remount-ro", "/dev"]
     for path in read:
         words += ["--ro-bind-try", path, path]
     for path in write:

@@ -118,15 +118,7 @@ class AdmissionControl:
             threads=sessions.thread,
             chat=first,
         )
-        sender = ChatSender(
-            speaker=speaker,
-            sender=incoming.sender,
-            agent=agent,
-            platform=origin.platform,
-            account=origin.account,
-            is_direct=incoming.kind == "dm",
-            chats=(origin.chat, first),
-        )
+        sender = _build_chat_sender(incoming, speaker, agent, first)
         if origin.platform in LOCAL_PLATFORMS:
             found = await self._add_role(found, sender, settings)
         else:
@@ -140,6 +132,22 @@ class AdmissionControl:
             if found.refusal or found.ignored:
                 return found
         return await self._check_loops(incoming, found, speaker, settings)
+
+    async def can_speak(self, incoming: IncomingMessage) -> bool:
+        """Return whether the sender of a message may speak where it was sent. Nothing is stored, and nobody gets an
+        answer."""
+        if incoming.event == UNPARSED_EVENT:
+            kind = "dm" if incoming.unparsed_direct else "group"
+            place = msgspec.structs.replace(incoming.origin, chat=incoming.unparsed_chat)
+            incoming = msgspec.structs.replace(incoming, kind=kind, origin=place)
+        settings, origin = await self.people.apply_settings(), incoming.origin
+        speaker = identify_sender(incoming, await self._store.get_people())
+        account = settings.platforms.get(origin.platform, {}).get(origin.account)
+        first = await self._chat_aliases.find_first_id(origin.platform, origin.chat)
+        chat = find_configured(account.chats, origin.chat, first) if account is not None else None
+        agent = _choose_agent(incoming, account, chat, settings)
+        sender = _build_chat_sender(incoming, speaker, agent, first)
+        return await self.roles.compute_role(sender, settings) is not None
 
     async def _add_role(self, found: AdmissionDecision, sender: ChatSender, settings: Settings) -> AdmissionDecision:
         """Return the decision with the sender's role, or with a refusal if the sender may not speak."""
@@ -430,6 +438,19 @@ class AdmissionControl:
 def identify_sender(incoming: IncomingMessage, people: PeopleDirectory) -> IdentifiedSender:
     """Return the sender with the name of the person, if a proof links the identity to one."""
     return identify_person(build_identity(incoming.origin.platform, incoming.sender), people)
+
+
+def _build_chat_sender(incoming: IncomingMessage, speaker: IdentifiedSender, agent: str, first_chat: str) -> ChatSender:
+    origin = incoming.origin
+    return ChatSender(
+        speaker=speaker,
+        sender=incoming.sender,
+        agent=agent,
+        platform=origin.platform,
+        account=origin.account,
+        is_direct=incoming.kind == "dm",
+        chats=(origin.chat, first_chat),
+    )
 
 
 def _has_own_session(incoming: IncomingMessage, found: AdmissionDecision) -> bool:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
+from everhold.ports.platform import IncomingMessage
 
 
 class PlatformOffsets(Protocol):
@@ -45,6 +46,11 @@ async def _ignore_chat_alias(old: str, new: str) -> None:
     """Do nothing, for tests that build an account context."""
 
 
+async def _admit_everyone(message: IncomingMessage) -> bool:
+    """Return True, for contexts without an ingress."""
+    return True
+
+
 class AccountContext(Struct, frozen=True, kw_only=True):
     """What a platform account receives in addition: its offsets, and functions to report its state."""
 
@@ -60,6 +66,9 @@ class AccountContext(Struct, frozen=True, kw_only=True):
     """Call it when the connection is established, and whenever it is lost."""
     add_chat_alias: Callable[[str, str], Awaitable[None]] = _ignore_chat_alias
     """Call it with the old and the new id when a chat's id changes. The chat keeps its session."""
+    can_speak: Callable[[IncomingMessage], Awaitable[bool]] = _admit_everyone
+    """Returns whether the sender of a message may speak where it was sent. Ask before a message makes the adapter call
+    the platform or store something, such as the name of its sender or the message that it replies to."""
     max_file_bytes: int = 20_000_000
     """The largest file that is accepted."""
     list_known_senders: Callable[[], frozenset[str]] = frozenset

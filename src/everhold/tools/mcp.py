@@ -34,6 +34,7 @@ from everhold.core.tool_pins import (
 from everhold.errors import InDoubt, InvalidRequest, Transient
 from everhold.infra.child_process import (
     NO_SANDBOX_MEANING,
+    ChildLimits,
     ChildPolicy,
     ChildProcesses,
     SandboxKind,
@@ -50,6 +51,8 @@ from everhold.tools.mcp_program import McpProgram
 if TYPE_CHECKING:
     import mcp_types as types
     from mcp import Client
+
+    from everhold.tools.mcp_http import McpAnswers
 
 MCP_PREFIX: Final = "mcp:"
 START_SECONDS: Final = 30.0
@@ -300,9 +303,9 @@ class McpServer:
     async def run(self) -> None:
         """Stay connected until the connection ends, then raise the reason. The caller starts it again."""
         self.starts += 1
-        program: list[McpProgram] = []
+        links: list[McpProgram | McpAnswers] = []
         # a separate task, because the SDK's cancel scopes end with it and its errors have to be inspected
-        work = asyncio.create_task(self._run_connection(program), name=f"mcp {self.name}")
+        work = asyncio.create_task(self._run_connection(links), name=f"mcp {self.name}")
         try:
             await asyncio.wait({work})
         finally:
@@ -312,7 +315,7 @@ class McpServer:
             self._connected_event.clear()
             if not work.cancelled() and (error := work.exception()) is not None:
                 self.remedy = error.remedy if isinstance(error, InvalidRequest) else self._explain_sandbox()
-                self.reason = self._redact_text((program[0].reason if program else "") or _describe_error(error))
+                self.reason = self._redact_text((links[0].reason if links else "") or _describe_error(error))
             if not self.first_attempt_done.is_set():
                 self.first_attempt_done.set()
                 self._on_changed()
@@ -365,18 +368,18 @@ class McpServer:
 
     # -- a connection ------------------------------------------------------------------------------------------------
 
-    async def _run_connection(self, program: list[McpProgram]) -> None:
+    async def _run_connection(self, links: list[McpProgram | McpAnswers]) -> None:
         await asyncio.to_thread(self._import_sdk)  # this takes seconds, in which other calls must be served
         limit = asyncio.timeout(START_SECONDS)
         try:
-            async with limit, self._connect(program) as client:
+            async with limit, self._connect(links) as client:
                 await self._refresh_offers(client)
                 limit.reschedule(None)
                 self._client, self.reason = client, ""
                 self._log.info("mcp.connected", tools=len(self.offers), protocol=client.protocol_version)
                 self._connected_event.set()
                 self.first_attempt_done.set()
-                await self._watch_connection(client, program)
+                await self._watch_connection(client, links)
         except TimeoutError:
             raise Transient(f"it did not answer within {START_SECONDS:g} s") from None
 
@@ -396,13 +399,14 @@ class McpServer:
         )
 
     @contextlib.asynccontextmanager
-    async def _connect(self, program: list[McpProgram]) -> AsyncIterator[Client]:
+    async def _connect(self, links: list[McpProgram | McpAnswers]) -> AsyncIterator[Client]:
         import httpx2
         import mcp_types as types
         from mcp import Client
         from mcp.client.streamable_http import streamable_http_client
 
         from everhold import __version__
+        from everhold.tools.mcp_http import McpAnswers
 
         about = types.Implementation(name="everhold", version=__version__)
         settings = self.settings
@@ -418,21 +422,23 @@ class McpServer:
                 children=self._children,
                 log=self._log,
             )
-            program.append(started)
+            links.append(started)
             async with Client(started.run(), client_info=about, message_handler=self._on_message) as client:
                 self.pid = started.pid
                 yield client
             return
         headers = {"authorization": f"Bearer {settings.token.reveal().strip()}"} if settings.token else {}
         timeout = httpx2.Timeout(LIVENESS_SECONDS, read=settings.deadline_seconds + LIVENESS_SECONDS)
-        async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
+        answers = McpAnswers(most_seconds=settings.deadline_seconds + LIVENESS_SECONDS)
+        links.append(answers)
+        async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=answers.hooks) as http:
             over = streamable_http_client(settings.url, http_client=http)
             async with Client(over, client_info=about, message_handler=self._on_message) as client:
                 yield client
 
-    async def _watch_connection(self, client: Client, program: list[McpProgram]) -> None:
+    async def _watch_connection(self, client: Client, links: list[McpProgram | McpAnswers]) -> None:
         """Wait until the server is gone. A liveness check lists its tools, so it also finds changes."""
-        ended = asyncio.create_task(program[0].ended.wait()) if program else None
+        ended = asyncio.create_task(links[0].ended.wait()) if links else None
         if ended is not None:
             ended.add_done_callback(lambda _: self._check_requested.set())
         try:
@@ -440,7 +446,7 @@ class McpServer:
                 await self._check_requested.wait()
                 self._check_requested.clear()
                 if ended is not None and ended.done():
-                    raise Transient(program[0].reason or "it is gone")
+                    raise Transient(links[0].reason or "it is gone")
                 try:
                     async with asyncio.timeout(LIVENESS_SECONDS):
                         await self._refresh_offers(client)
@@ -493,6 +499,11 @@ def build_policy(settings: McpSettings) -> ChildPolicy:
         network=settings.network,
         read_paths=tuple(Path(path) for path in settings.read_paths),
         write_paths=tuple(Path(path) for path in settings.write_paths),
+        limits=ChildLimits(
+            memory_bytes=settings.max_memory_bytes,
+            processes=settings.max_processes,
+            cpu_seconds=settings.max_cpu_seconds,
+        ),
     )
 
 

@@ -21,7 +21,6 @@ async def _list_tools(args: argparse.Namespace, screen: CommandScreen) -> int:
         return 0
     if not found["servers"]:
         screen.print_note("No tool server has been started yet. Configure one under `mcp`.")
-        return 0
     for server in found["servers"]:
         screen.print_line(f"{server['server']}: {format_count(len(server['tools']), 'tool')}")
         for tool in server["waiting"]:
@@ -33,6 +32,11 @@ async def _list_tools(args: argparse.Namespace, screen: CommandScreen) -> int:
             _print_text(screen, "now", tool["description"])
         if server["digest"]:
             screen.print_line(f"  → everhold tools confirm {server['server']} {server['digest']}")
+    for tool in found["plugins"]:
+        screen.print_line(
+            f"{tool['name']}: trusted code of the package {tool['package']}, which runs in the gateway and can do all "
+            f"that it can (used by {', '.join(tool['agents'])})"
+        )
     return 0
 
 

@@ -28,7 +28,7 @@ from everhold.hermes.memory.host_pool import HostPool
 from everhold.hermes.memory.identity import build_identity, is_at_terminal
 from everhold.hermes.memory.isolation import PluginIsolation
 from everhold.hermes.memory.readback import build_readback_query, is_evidence_shown
-from everhold.infra.child_process import ChildPolicy, ChildProcesses, SandboxKind
+from everhold.infra.child_process import ChildLimits, ChildPolicy, ChildProcesses, SandboxKind
 from everhold.infra.secret import SecretString
 from everhold.ports.memory import (
     SEEN_REMOTE_ID,
@@ -611,6 +611,7 @@ def create_host(
             network=settings.network,
             read_paths=_expand_paths(settings.read_paths),
             write_paths=_expand_paths(settings.write_paths),
+            limits=ChildLimits(memory_bytes=settings.max_memory_bytes, cpu_seconds=settings.max_cpu_seconds),
         ),
     )
 

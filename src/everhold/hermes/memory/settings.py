@@ -45,6 +45,12 @@ class HermesSettings(MemorySection):
     write_paths: tuple[str, ...] = Field(
         default=(), description="files and folders that it may read and change, besides its home"
     )
+    max_memory_bytes: int = Field(
+        default=4_000_000_000, ge=64_000_000, description="the memory of one of its processes and all that it starts"
+    )
+    max_cpu_seconds: int = Field(
+        default=600, ge=1, description="the processor time of one of its processes, within a quarter of an hour"
+    )
     tools: tuple[str, ...] | None = Field(default=None, description="which of its tools may be used; by default all")
     most_tools: int = Field(default=16, ge=0, le=32, description="how many of its tools are offered at most")
     read_back: bool = Field(

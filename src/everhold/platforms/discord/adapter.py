@@ -215,8 +215,11 @@ class DiscordPlatform:
                     self._events.put_nowait(("gap", None))
             case "GUILD_CREATE":
                 me = str(self._client.me.id) if self._client is not None else ""
-                roles = data.get("roles") or ()
-                self._roles |= {str(it["id"]) for it in roles if str((it.get("tags") or {}).get("bot_id")) == me}
+                self._roles |= parsing.list_own_roles(data, me)
+                self._backlog.learn_channels(parsing.list_described_channels(data))
+            case "CHANNEL_CREATE" | "THREAD_CREATE":
+                # otherwise the first message in it, which may be a stranger's, would have to ask for it
+                self._backlog.learn_channels([data])
             case _:
                 self._events.put_nowait((event, data))
 
@@ -236,7 +239,8 @@ class DiscordPlatform:
         if not isinstance(id, str) or not parsing.is_snowflake(id):
             return DiscordChannel(id="")  # the rest of it cannot be parsed either
         if not data.get("guild_id"):
-            await self._backlog.add_direct_chat(id)
+            # in a private channel of other people, a command reaches the bot, and the bot cannot read it
+            return DiscordChannel(id=id, is_direct=data.get("context") != parsing.PRIVATE_CHANNEL_CONTEXT)
         return await self._backlog.get_channel(id)
 
     async def _accept_message(
@@ -245,12 +249,22 @@ class DiscordPlatform:
         heard = await self._parse_message(channel, data, edited=edited)
         if heard is None:
             return
+        is_known = await self._remember_direct_chat(channel, heard)
         id = data.get("id") if isinstance(data, dict) else None
-        if not edited and isinstance(id, str) and parsing.is_snowflake(id) and channel.id:
+        if is_known and not edited and isinstance(id, str) and parsing.is_snowflake(id) and channel.id:
             name = self._backlog.advance_position(channel, id)
             offset = PlatformOffset(key=name, value=id) if name else None
             heard = msgspec.structs.replace(heard, offset=offset)
         await accept(heard)
+
+    async def _remember_direct_chat(self, channel: DiscordChannel, heard: IncomingMessage) -> bool:
+        """Store a direct chat before anything in it is accepted. Return False for the chat of a stranger, which is not
+        stored: strangers could fill the list, and the chats of known people would be dropped from it."""
+        if channel.is_direct and not await self._backlog.has_direct_chat(channel.id):
+            if not await self._account_context.can_speak(heard):
+                return False
+            await self._backlog.add_direct_chat(channel.id)
+        return True
 
     async def _parse_message(self, channel: DiscordChannel, data: Any, *, edited: bool) -> IncomingMessage | None:
         assert self._client is not None
@@ -290,7 +304,9 @@ class DiscordPlatform:
             return
         if heard is None:
             return
-        await accept(heard)
+        await self._remember_direct_chat(channel, heard)
+        if (await accept(heard)).outcome == "denied":
+            return  # a stranger must not cause calls
         route = Route(
             "POST",
             "/interactions/{interaction_id}/{interaction_token}/callback",

@@ -8,7 +8,7 @@ before it accepts a message from it, and asks for the direct chats with known se
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from everhold.platforms.catch_up import read_until_answered
 from everhold.platforms.discord import parsing
 from everhold.platforms.discord.client import DiscordHttpClient
 from everhold.platforms.discord.parsing import DiscordChannel
+from everhold.platforms.unparsed import find_id
 from everhold.ports.log import EventLogger
 from everhold.ports.plugin import AccountContext
 
@@ -56,6 +57,13 @@ class DiscordCatchUp:
         self._positions[channel.id] = int(id)
         return f"channel/{channel.id}"
 
+    def learn_channels(self, descriptions: Iterable[Any]) -> None:
+        """Remember the kind of channels that Discord has described. A malformed description is asked for later."""
+        for description in descriptions:
+            if parsing.is_snowflake(find_id(description, "id")) and isinstance(description.get("type"), int):
+                channel = parsing.parse_channel(description)
+                self.channels[channel.id] = channel
+
     async def get_channel(self, id: str) -> DiscordChannel:
         """Return the kind of a chat. A thread has a different address, so the kind must be known."""
         if id not in self.channels:
@@ -66,6 +74,10 @@ class DiscordCatchUp:
                 self._log.warning("channel.unknown", chat=id, error=str(error))
                 return DiscordChannel(id=id)
         return self.channels[id]
+
+    async def has_direct_chat(self, id: str) -> bool:
+        """Return whether a direct chat is stored."""
+        return id in await self._load_direct_chats()
 
     async def add_direct_chat(self, id: str) -> None:
         """Store a direct chat before anything in it is accepted."""

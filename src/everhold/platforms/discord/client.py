@@ -20,7 +20,16 @@ from yarl import URL
 EventCallback = Callable[[str, Any], None]
 """Receives an event: its name and its data."""
 
-HANDLED_EVENTS: Final = ("READY", "RESUMED", "GUILD_CREATE", "MESSAGE_CREATE", "MESSAGE_UPDATE", "INTERACTION_CREATE")
+HANDLED_EVENTS: Final = (
+    "READY",
+    "RESUMED",
+    "GUILD_CREATE",
+    "CHANNEL_CREATE",
+    "THREAD_CREATE",
+    "MESSAGE_CREATE",
+    "MESSAGE_UPDATE",
+    "INTERACTION_CREATE",
+)
 CONNECT_SECONDS: Final = 30.0
 
 

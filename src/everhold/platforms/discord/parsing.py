@@ -18,6 +18,8 @@ TEXT_MESSAGE_TYPES: Final = frozenset({0, 19, 20})
 THREAD_CHANNEL_TYPES: Final = frozenset({10, 11, 12})
 DIRECT_CHANNEL_TYPES: Final = frozenset({1, 3})
 COMMAND_INTERACTION_TYPE: Final = 2
+PRIVATE_CHANNEL_CONTEXT: Final = 2
+"""The context of an interaction in a direct chat or group of other people."""
 DISCORD_EPOCH_MS: Final = 1_420_070_400_000
 _MENTION: Final = re.compile(r"<@!?(\d+)>")
 
@@ -52,6 +54,19 @@ def parse_channel(description: dict[str, Any]) -> DiscordChannel:
     return DiscordChannel(
         id=str(description["id"]), is_direct=description.get("type") in DIRECT_CHANNEL_TYPES, parent=parent
     )
+
+
+def list_described_channels(guild: object) -> list[Any]:
+    """Return the channels and threads in the description of a server."""
+    parts = [guild.get(key) for key in ("channels", "threads")] if isinstance(guild, dict) else []
+    return [it for part in parts if isinstance(part, list) for it in part]
+
+
+def list_own_roles(guild: object, me: str) -> frozenset[str]:
+    """Return the ids of the roles that belong to the bot itself."""
+    roles = guild.get("roles") if isinstance(guild, dict) else None
+    found = (it for it in roles or () if find_id(it, "tags", "bot_id") == me) if isinstance(roles, list) else ()
+    return frozenset(filter(None, (find_id(it, "id") for it in found)))
 
 
 def parse_message(

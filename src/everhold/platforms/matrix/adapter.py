@@ -250,10 +250,11 @@ class MatrixPlatform:
                 raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=sent_by
             )
         self._remember_sender(heard)
-        if not heard.addressed and await self._is_addressed_to_us(chat, message):
-            heard = msgspec.structs.replace(heard, addressed=True)
-        if message.reply_to:
-            heard = await self._add_quote(heard, message.reply_to, room)
+        if (message.reply_to or message.thread) and await self._account_context.can_speak(heard):
+            if not heard.addressed and await self._is_addressed_to_us(chat, message):
+                heard = msgspec.structs.replace(heard, addressed=True)
+            if message.reply_to:
+                heard = await self._add_quote(heard, message.reply_to, room)
         return heard if message.file is None else msgspec.structs.replace(heard, remote_files=(message.file,))
 
     async def _add_quote(self, heard: IncomingMessage, id: str, room: parsing.MatrixRoom) -> IncomingMessage:
@@ -293,6 +294,11 @@ class MatrixPlatform:
                     sender = str((await self._client.get_event(chat, id)).get("sender"))
                 except Refused:
                     continue
+                except InDoubt as error:
+                    # the homeserver fails at this event, possibly for ever, and other messages must not wait for it;
+                    # an answer too many is better than a message that is not heard
+                    self._log.warning("quote.missing", chat=chat, error=error)
+                    return True
                 self._senders[id] = sender
             if sender == self._me:
                 return True
@@ -322,17 +328,24 @@ class MatrixPlatform:
     async def _handle_invitations(self, sync: Mapping[str, Any], accept: AcceptMessage) -> None:
         fresh: dict[str, tuple[str, str]] = {}
         for chat, room in ((sync.get("rooms") or {}).get("invite") or {}).items():
-            state = (room.get("invite_state") or {}).get("events") or ()
+            state = parsing.list_invitation_state(room)
             invitation = parsing.parse_invitation(state, self._me)
-            if invitation is not None:
-                await self._record_room_upgrade(chat, parsing.find_predecessor(state))
-                fresh[chat] = self._invites[chat] = invitation
+            if invitation is None:
+                self._log.warning("invitation.unclear", chat=chat)
+                continue
+            await self._record_room_upgrade(chat, parsing.find_predecessor(state), invitation)
+            fresh[chat] = self._invites[chat] = invitation
         await self._accept_invitations(fresh, accept)
 
-    async def _record_room_upgrade(self, chat: str, former: str) -> None:
-        """Return the room that an upgraded room replaces; the conversation continues. The old room has to confirm it,
-        because anyone can make a room that claims to replace another."""
-        if not former:
+    async def _record_room_upgrade(self, chat: str, former: str, invitation: tuple[str, str]) -> None:
+        """Record the room that an upgraded room replaces; the conversation continues. The old room has to confirm it,
+        because anyone can make a room that claims to replace another. It is asked only for people who may speak there
+        or here."""
+        places = (former, chat) if parsing.is_room_id(former) else ()
+        for place in places:
+            if await self._account_context.can_speak(self._build_invitation(place, *invitation)):
+                break
+        else:
             return
         try:
             tombstone = await self._client.get_tombstone(former)
@@ -345,20 +358,21 @@ class MatrixPlatform:
     async def _accept_invitations(self, invites: Mapping[str, tuple[str, str]], accept: AcceptMessage) -> None:
         """Join the rooms of people who may speak there. The ingress decides, as it does for their messages."""
         for chat, (kind, by) in invites.items():
-            result = await accept(
-                IncomingMessage(
-                    origin=ChatLocation(platform=NAME, account=self.account, chat=chat, message=f"invitation by {by}"),
-                    text=f"[{by} invited you here]",
-                    sender=by,
-                    name=parsing.get_localpart(by),
-                    kind=kind,
-                    event="invite",
-                    addressed=False,
-                    can_change_owner=True,
-                )
-            )
+            result = await accept(self._build_invitation(chat, kind, by))
             if result.outcome in ("accepted", "duplicate", "ignored"):
                 await self._join_room(chat)
+
+    def _build_invitation(self, chat: str, kind: str, by: str) -> IncomingMessage:
+        return IncomingMessage(
+            origin=ChatLocation(platform=NAME, account=self.account, chat=chat, message=f"invitation by {by}"),
+            text=f"[{by} invited you here]",
+            sender=by,
+            name=parsing.get_localpart(by),
+            kind=kind,
+            event="invite",
+            addressed=False,
+            can_change_owner=True,
+        )
 
     async def _join_room(self, chat: str) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from msgspec import Struct
 from nio import (
@@ -28,6 +28,8 @@ from everhold.ports.platform import IncomingMessage, RemoteFile
 EVERHOLD_CONTENT_KEY: Final = "org.everhold"
 """The key in an event's content that only everhold writes: the number of hops, and whether it is a draft. It
 distinguishes agents from people, which Matrix itself does not."""
+MAX_MATRIX_ID_BYTES: Final = 255
+"""The longest id of a user, a room or an event."""
 RECENT_AGE_MS: Final = 86_400_000
 """At the first sync of a room, events older than a day are not for the agent."""
 USER_ID_PATTERN: Final = re.compile(r"@[a-z0-9._=/+-]+:[A-Za-z0-9.-]+(?::\d{1,5})?(?<![.:-])")
@@ -110,8 +112,8 @@ def find_join_index(events: Sequence[Any], me: str) -> int | None:
     for place, raw in enumerate(events):
         if not is_membership_event(raw) or raw.get("state_key") != me:
             continue
-        membership = (raw.get("content") or {}).get("membership")
-        before = ((raw.get("unsigned") or {}).get("prev_content") or {}).get("membership")
+        membership = _as_mapping(raw.get("content")).get("membership")
+        before = _as_mapping(_as_mapping(raw.get("unsigned")).get("prev_content")).get("membership")
         if membership == "invite":
             invited = place + 1
         elif membership == "join" and before != "join":
@@ -129,6 +131,12 @@ def list_rooms_per_event(now: MatrixRoom, events: Sequence[Any]) -> list[MatrixR
     return found[::-1]
 
 
+def list_invitation_state(room: object) -> list[Any]:
+    """Return the state that a sync shows of a room with an open invitation. Another homeserver may have written it."""
+    events = _as_mapping(_as_mapping(room).get("invite_state")).get("events")
+    return events if isinstance(events, list) else []
+
+
 def find_predecessor(events: Sequence[Any]) -> str:
     """Return the room that a room claims to replace."""
     for raw in events:
@@ -138,13 +146,39 @@ def find_predecessor(events: Sequence[Any]) -> str:
 
 
 def parse_invitation(events: Sequence[Any], me: str) -> tuple[str, str] | None:
-    """Return the kind of a room with an open invitation, as far as it is visible, and who invited."""
-    named = any(raw.get("type") in ("m.room.name", "m.room.canonical_alias") for raw in events)
-    for raw in events:
-        if is_membership_event(raw) and raw.get("state_key") == me:
-            direct = (raw.get("content") or {}).get("is_direct") or not named
-            return "dm" if direct else "group", str(raw.get("sender", ""))
-    return None
+    """Return the kind of a room with an open invitation, as far as it is visible, and who invited.
+
+    The inviting homeserver writes the state of the room, and only the invitation itself is checked. So an invitation
+    whose sender is not clear, because the state contains another one, is none.
+    """
+    state = [raw for raw in events if isinstance(raw, dict)]
+    named = any(raw.get("type") in ("m.room.name", "m.room.canonical_alias") for raw in state)
+    found = [raw for raw in state if is_membership_event(raw) and raw.get("state_key") == me]
+    senders = {raw.get("sender") if isinstance(raw.get("sender"), str) else "" for raw in found}
+    by = senders.pop() if len(senders) == 1 else ""
+    if not by or not is_user_id(by):
+        return None
+    direct = any(_as_mapping(raw.get("content")).get("is_direct") is True for raw in found) or not named
+    return "dm" if direct else "group", by
+
+
+def is_user_id(text: str) -> bool:
+    """Return whether a text has the form of a user's id. Ids from other homeservers are not checked otherwise."""
+    return text.startswith("@") and ":" in text and len(text.encode("utf-8", "replace")) <= MAX_MATRIX_ID_BYTES
+
+
+def is_room_id(text: str) -> bool:
+    return text.startswith("!") and text.isprintable() and len(text.encode("utf-8", "replace")) <= MAX_MATRIX_ID_BYTES
+
+
+def is_event_id(text: object) -> TypeGuard[str]:
+    """Return whether a value has the form of an event's id, so that the homeserver can be asked for the event."""
+    return (
+        isinstance(text, str)
+        and text.startswith("$")
+        and text.isprintable()
+        and 1 < len(text.encode("utf-8", "replace")) <= MAX_MATRIX_ID_BYTES
+    )
 
 
 def select_unanswered(events: Sequence[Any], me: str) -> list[Any]:
@@ -233,14 +267,15 @@ def _parse_message(
     relation = _get_relation(outer)
     content, id, edits = outer, str(event.event_id), ""
     if relation.get("rel_type") == "m.replace":
-        content, edits = outer["m.new_content"], str(relation["event_id"])
+        content, edits = outer["m.new_content"], _require_event_id(relation)
         relation = _get_relation(content)
     name = room.members.get(event.sender) or get_localpart(event.sender)
     file = None if edits or encrypted else _parse_file(event, content)
     text = ENCRYPTED_NOTICE if encrypted else _extract_text(event, content, name, captioned=file is not None)
     finished = own_content is not None and edits
-    thread = str(relation["event_id"]) if relation.get("rel_type") == "m.thread" else ""
-    replies = "" if relation.get("is_falling_back") else str((relation.get("m.in_reply_to") or {}).get("event_id", ""))
+    thread = _require_event_id(relation) if relation.get("rel_type") == "m.thread" else ""
+    replied = _as_mapping(relation.get("m.in_reply_to")).get("event_id")
+    replies = replied if is_event_id(replied) and not relation.get("is_falling_back") else ""
     text, mentioned = _detect_mention(text, content, outer, me=me, called=room.members.get(me, ""), commands=commands)
     hops = own_content.get("hops", 0) if own_content is not None else 0
     notice = isinstance(event, RoomMessageNotice)
@@ -344,6 +379,13 @@ def _detect_mention(
 
 def _get_relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return _as_mapping(content.get("m.relates_to"))
+
+
+def _require_event_id(relation: Mapping[str, Any]) -> str:
+    id = relation["event_id"]
+    if not is_event_id(id):
+        raise MatrixEventInvalid("the related event has no id")
+    return id
 
 
 def _as_mapping(part: object) -> Mapping[str, Any]:

@@ -164,7 +164,11 @@ class SlackPlatform:
             identity = await self._client.auth_test()
             self._scopes = frozenset(str(identity.headers.get("x-oauth-scopes") or "").replace(" ", "").split(","))
             self._me = parsing.SlackIdentity(
-                user=identity["user_id"], bot=identity.get("bot_id") or "", name=identity["user"]
+                user=identity["user_id"],
+                bot=identity.get("bot_id") or "",
+                name=identity["user"],
+                team=identity.get("team_id") or "",
+                organization=identity.get("enterprise_id") or "",
             )
         return self._me
 
@@ -212,9 +216,15 @@ class SlackPlatform:
     async def _parse_envelope(self, envelope: SlackEnvelope) -> IncomingMessage | None:
         match envelope.type:
             case "events_api":
+                if not parsing.is_for_app(envelope.payload, self._me):
+                    self._log.warning("event.foreign")
+                    return None
                 event = envelope.payload.get("event")
                 return await self._parse_event(event, id=envelope.event_id)
             case "slash_commands":
+                if parsing.is_foreign_command(envelope.payload, self._me):
+                    self._log.warning("event.foreign")
+                    return None
                 try:
                     return check_incoming_message(parsing.parse_command(envelope.payload, account=self.account))
                 except PARSE_ERRORS as error:
@@ -229,8 +239,9 @@ class SlackPlatform:
         if heard is None:
             return
         origin = heard.origin
-        if origin.thread:
-            await self._backlog.add_thread(origin.chat, origin.thread)
+        if origin.thread and not await self._backlog.has_thread(origin.chat, origin.thread):
+            if await self._account_context.can_speak(heard):
+                await self._backlog.add_thread(origin.chat, origin.thread)
         if at is None and heard.event == "message":
             name = self._backlog.advance_position(origin.chat, origin.message)
             at = PlatformOffset(key=name, value=origin.message) if name else None
@@ -249,7 +260,7 @@ class SlackPlatform:
         if heard is None:
             return None
         if not heard.name and not heard.bot:
-            heard = msgspec.structs.replace(heard, name=await self._get_user_name(heard.sender))
+            heard = msgspec.structs.replace(heard, name=await self._find_sender_name(heard))
         remote_files = tuple(
             RemoteFile(name=file.name, media=file.media, size=file.size, reference=msgspec.json.encode(file).decode())
             for file in files
@@ -263,9 +274,12 @@ class SlackPlatform:
             raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=parsing.find_sender(raw)
         )
 
-    async def _get_user_name(self, user: str) -> str:
-        """Return the display name of a user. The id identifies the user."""
+    async def _find_sender_name(self, heard: IncomingMessage) -> str:
+        """Return the display name of a sender who may speak. The id identifies the sender."""
+        user = heard.sender
         if user not in self._names:
+            if not await self._account_context.can_speak(heard):
+                return ""  # a stranger must not cause calls
             try:
                 async with asyncio.timeout(LOOKUP_SECONDS):
                     info = (await self._call_api("users.info", user=user)).get("user") or {}

@@ -76,6 +76,10 @@ class SlackCatchUp:
         """Record that everything until `now` was heard, minus a margin, because Slack's clock differs from ours."""
         await self._account_context.offsets.advance(LAST_ALIVE_KEY, f"{now - CLOCK_SKEW_SECONDS:.6f}")
 
+    async def has_thread(self, channel: str, thread: str) -> bool:
+        """Return whether a thread is stored."""
+        return thread in await self._load_threads(channel)
+
     async def add_thread(self, channel: str, thread: str) -> None:
         """Store a thread before anything in it is accepted, because its first message may be far back in the channel's
         history."""

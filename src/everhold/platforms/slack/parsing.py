@@ -25,6 +25,23 @@ class SlackIdentity(Struct, frozen=True, kw_only=True):
     user: str
     bot: str
     name: str
+    team: str = ""
+    organization: str = ""
+
+
+def is_for_app(payload: dict[str, Any], me: SlackIdentity | None) -> bool:
+    """Return whether an event is for this installation of the app. Slack signs the events of all workspaces that
+    installed the app with one secret, and a user's id is unique only within a workspace."""
+    installations = payload.get("authorizations")
+    bots = [it.get("user_id") for it in installations or () if isinstance(it, dict) and it.get("is_bot")]
+    return me is None or not bots or me.user in bots
+
+
+def is_foreign_command(payload: dict[str, Any], me: SlackIdentity | None) -> bool:
+    """Return whether a command was used in another workspace that installed the app."""
+    if me is None or not me.team or payload.get("team_id") in (None, me.team):
+        return False
+    return not me.organization or payload.get("enterprise_id") != me.organization
 
 
 class SlackFile(Struct, frozen=True, kw_only=True):

@@ -12,12 +12,15 @@ import aiohttp
 from msgspec import Struct
 
 from everhold.errors import Refused
+from everhold.infra.deep_json import load_json
 
 T = TypeVar("T")
 
 HELLO_SECONDS: Final = 15.0
 HEARTBEAT_SECONDS: Final = 15.0
 CLOSE_SECONDS: Final = 1.0
+MAX_FRAME_BYTES: Final = 16 << 20
+"""Far more than the largest event of Slack."""
 RECONNECT_SECONDS: Final = 30.0
 
 
@@ -61,7 +64,7 @@ class SlackSocketConnection:
             self._url,
             heartbeat=HEARTBEAT_SECONDS,
             proxy=self._proxy,
-            max_msg_size=0,
+            max_msg_size=MAX_FRAME_BYTES,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
         )
         return self
@@ -78,7 +81,8 @@ class SlackSocketConnection:
         if first.type is not aiohttp.WSMsgType.TEXT:
             raise aiohttp.ClientConnectionError("closed before the hello message")
         self.reader_task = self.start_task(self._read_socket())
-        return SlackHello(first.json().get("num_connections") or 1)
+        connections = _parse_frame(first.data).get("num_connections")
+        return SlackHello(connections if isinstance(connections, int) and connections > 0 else 1)
 
     async def acknowledge(self, id: str) -> None:
         """Confirm an envelope. Slack repeats an envelope that is not confirmed."""
@@ -112,7 +116,7 @@ class SlackSocketConnection:
         async for frame in self._socket:
             if frame.type is not aiohttp.WSMsgType.TEXT:
                 continue
-            message = frame.json()
+            message = _parse_frame(frame.data)
             if message.get("type") == "disconnect":
                 if message.get("reason") == "link_disabled":
                     raise Refused("socket mode is switched off", remedy="switch it on in the app's settings")
@@ -132,3 +136,12 @@ class SlackSocketConnection:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._inbox.put_nowait(error)
+
+
+def _parse_frame(text: str) -> dict[str, Any]:
+    """Return the message of a frame; an empty one if the frame has another form. It cannot be confirmed then."""
+    try:
+        message = load_json(text)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}

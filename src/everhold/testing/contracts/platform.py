@@ -199,6 +199,23 @@ class PlatformContract:
         assert await harness.read_heard() == []
 
     @platform_promise()
+    async def test_a_denied_sender_causes_no_calls(self, harness: PlatformHarness) -> None:
+        remote = harness.remote
+        harness.denied.add(remote.sender)
+        harness.start()
+        for place in (remote.chat, remote.group) if "groups" in remote.offers else (remote.chat,):
+            known = len(harness.results)
+            id = await remote.write("let me in", to=place)
+            await remote.reply("and me", to=place, id=id)
+
+            async def both_denied(known: int = known) -> bool:
+                return len(harness.results) >= known + 2
+
+            await harness.wait_until(both_denied, what="two messages of a denied sender")
+        assert {result.outcome for result in harness.results} == {"denied"}
+        assert remote.list_calls() == [], "a stranger made the adapter call the platform"
+
+    @platform_promise()
     async def test_unknown_kinds_of_updates_are_skipped(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("before", to=harness.remote.chat)

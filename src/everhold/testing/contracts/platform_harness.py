@@ -75,6 +75,13 @@ class RemotePlatform(Protocol):
     async def write_as_impostor(self, text: str, *, to: str) -> str:
         """Write as another person with the same display name and handle as `sender`."""
 
+    async def reply(self, text: str, *, to: str, id: str) -> str:
+        """Write as `sender`, in reply to a message, and in a thread below it if the platform has threads."""
+
+    def list_calls(self) -> list[str]:
+        """Return the names of the calls that messages caused: not those that connect, receive, read missed messages,
+        or tell the kind and the members of a chat."""
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str: ...
 
     def hang_files(self) -> None:
@@ -195,6 +202,7 @@ class PlatformHarness:
                 commands=COMMAND_MENU,
                 report=self._report,
                 add_chat_alias=self._record_chat_move,
+                can_speak=self._can_speak,
                 max_file_bytes=100_000,
             ),
         )
@@ -249,6 +257,9 @@ class PlatformHarness:
             raise ProcessKilled
         self.results.append(result)
         return result
+
+    async def _can_speak(self, incoming: IncomingMessage) -> bool:
+        return incoming.sender not in self.denied
 
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
         unknown = incoming.event == UNPARSED_EVENT and not incoming.sender

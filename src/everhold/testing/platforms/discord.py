@@ -127,6 +127,12 @@ class DiscordServer(LoopbackSocketServer):
         self.channels[id] |= {"rate_limit_per_user": 0, "owner_id": "1001", "member_count": 1, "message_count": 0}
         return id
 
+    async def create_thread(self, id: str, *, parent: str) -> str:
+        """Open a thread as a person. The bots in the server hear of it."""
+        self.add_channel(id, guild=str(self.channels[parent]["guild_id"]), parent=parent)
+        await self.dispatch_event("THREAD_CREATE", {**self.channels[id], "newly_created": True})
+        return id
+
     def add_direct_channel(self, id: str, user: str = "1001") -> str:
         self.channels[id] = {"id": id, "type": 1, "recipients": [_make_user(user, "ada")], "last_message_id": None}
         return id
