@@ -19,7 +19,7 @@ _LINE_PATTERN: Final = re.compile(
     r"context[ \t]+compression[ \t]+(?P<what>started|done)[ \t]*:[ \t]*session[ \t]*=[ \t]*(?P<session>\S+)"
     r"(?:[ \t]+messages[ \t]*=[ \t]*(?P<messages>\d+)(?:[ \t]*->[ \t]*\d+)?)?"
 )
-"""Any number of spaces may stand between two words: hermes-agent aligns some lines, and people copy logs into reports."""
+"""Any number of spaces may stand between two words: hermes-agent aligns some lines, and reports quote them anew."""
 
 
 @dataclass(frozen=True)
