@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from everhold.cli.commands.memory import describe_unacknowledged
-from everhold.cli.connect import connect_for_reading
+from everhold.cli.connect import connect_for_reading, find_home, wait_for_answer
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_duration, format_one_line
 
 WATCH_SECONDS: Final = 2.0
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 async def _print_once(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
-        found = await calls.show_status()
+        found = await wait_for_answer(find_home(args), calls.show_status())
     wrong = list_problems(found)
     if screen.json:
         screen.print_json({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
