@@ -63,15 +63,26 @@ def test_a_repair_and_its_undo_quote_the_names_of_columns(tmp_path: Path) -> Non
     assert dump_tables(path) == before
 
 
-@pytest.mark.parametrize("place", ["removed", "key", "before", "after", "appended"])
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
+INJECTIONS = {
+    "removed": "session_id, role, timestamp, content) select ?1, 'user', 0, 'planted' where ?2 is not 1; --",
+    "key": "0 or id = (select max(id) from messages) or 1",
+    "before": "content = 'planted', role",
+    "after": "0 or id = (select max(id) from messages) or 1",
+    "appended": "0 or id = (select max(id) from messages) or 1",
+}
+"""Names that change another row, or another column, if they are used as SQL. None of them causes an error."""
+
+
+@pytest.mark.parametrize("place", INJECTIONS)
+@pytest.mark.parametrize("name", ["", *HOSTILE_NAMES])
 def test_a_name_in_a_foreign_journal_is_no_sql(tmp_path: Path, place: str, name: str) -> None:
     """The journal names a column that the table does not have. It is refused, and nothing is undone."""
     path = build_home(tmp_path, names=())
     journal = tmp_path / "journal.json"
     (row,) = read_rows(path, "select id, session_id from messages order by id limit 1")
+    name = name or INJECTIONS[place]
     changes: dict[str, dict[str, Any]] = {
-        "removed": {"table": "messages", "removed": {"session_id": row[1], name: "x"}},
+        "removed": {"table": "messages", "removed": {name: row[1], "role": "x"}},
         "key": {"table": "messages", "key": {"id": row[0], name: None}, "before": {"role": "x"}, "after": {}},
         "before": {"table": "messages", "key": {"id": row[0]}, "before": {name: "x"}, "after": {}},
         "after": {"table": "messages", "key": {"id": row[0]}, "before": {"role": "x"}, "after": {name: None}},
