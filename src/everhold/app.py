@@ -546,7 +546,7 @@ class GatewayApp:
             "agents": [render_agent(agent, settings) for agent in settings.agents.values()],
             "problems": [render_problem(problem) for problem in self._list_problems()],
             "risks": [render_problem(problem) for problem in self._list_risks()],
-            "accounts": self.accounts.describe(),
+            "accounts": self._describe_accounts(),
             **self.admission.describe(),
             "limited": self.quotas.describe(),
             "held": self.held_messages.count(),
@@ -555,6 +555,10 @@ class GatewayApp:
             "refused": [render_problem(problem) for problem in refused.problems] if refused else [],
             "store": self._explain_not_accepting(),
         }
+
+    def _describe_accounts(self) -> list[dict[str, Any]]:
+        held = self.held_messages.describe()
+        return [{**it, "held": held.get((it["platform"], it["account"]))} for it in self.accounts.describe()]
 
     def _count_refusals(self) -> RefusalCounts:
         from everhold.api.context import RefusalCounts  # not every command needs the API

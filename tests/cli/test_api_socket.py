@@ -21,6 +21,7 @@ import pytest
 
 from everhold.api import unix_socket
 from everhold.cli.client import ApiClient
+from everhold.cli.connect import wait_for_answer
 from everhold.cli.errors import get_exit_code, get_type_name, read_error, show_error
 from everhold.cli.message import make_message
 from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone, SocketTransport
@@ -37,6 +38,7 @@ from everhold.errors import (
     StoreFull,
     Transient,
 )
+from everhold.infra.home import Home
 from tests.cli.command_home import CommandHome, wait_until
 
 
@@ -577,6 +579,34 @@ def test_a_command_does_not_wait_forever_for_a_gateway_that_hangs(
         told = command_home.run_in_process(*command)
     assert told.code == 75
     assert "accepts connections, but did not answer within 0.05 seconds" in told.err
+
+
+def test_status_says_that_a_gateway_is_frozen(command_home: CommandHome) -> None:
+    gateway = command_home.start_gateway()
+    pid = gateway.process.pid
+    gateway.signal(signal.SIGSTOP)
+    try:
+        for command in (("status",), ("status", "--json"), ("doctor",)):
+            told = command_home.run_in_process(*command)
+            assert told.code == 75, told
+            assert f"(process {pid}) is frozen: a signal stopped it, so messages wait" in told.err
+            assert f"kill -CONT {pid} lets it continue" in told.err
+    finally:
+        gateway.signal(signal.SIGCONT)
+    assert command_home.run_in_process("status").code == 0
+
+
+def test_a_gateway_that_freezes_while_it_answers_is_named(command_home: CommandHome) -> None:
+    """The answer never comes, and the process in the lock is stopped."""
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        (command_home.path / "lock").write_text(f"{child.pid}\n")
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(Transient, match=rf"process {child.pid}\) is frozen"):
+            asyncio.run(wait_for_answer(Home(command_home.path), asyncio.sleep(3600)))
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_gateway_whose_socket_was_deleted_is_named(

@@ -376,7 +376,9 @@ class TestLines:
         wide.start()
         wide.run_until_idle(5)
         refused = wide.logger.find_events("compression.refused")
-        assert (refused[0]["session"], refused[0]["op"]) == (started[0]["session"], started[0]["op"])
+        for field in ("session", "op", "trigger", "mark", "messages", "model"):
+            assert refused[0][field] == started[0][field]
+        assert (refused[0]["trigger"], refused[0]["mark"] > 0) == ("command", True)
         assert len(wide.logger.find_events("compression.completed")) == 1
 
 

@@ -109,8 +109,20 @@ def test_a_dry_run_changes_nothing(gateway: InProcessGateway) -> None:
     named(gateway)
     session = gateway.send_message("hello").session
     made = gateway.run(import_memory_files(memory(gateway), session, FILES, really=False))
-    assert (made["facts"], made["noted"], made["done"]) == (3, 0, False)
+    assert (made["facts"], made["noted"], made["done"]) == (3, 5, False)
     assert texts(gateway, session) == []
+
+
+def test_a_dry_run_announces_exactly_what_comes(gateway: InProcessGateway) -> None:
+    named(gateway)
+    session = gateway.send_message("hello").session
+    bring(gateway, session, {"USER.md": "likes tea", "notes.md": "- one\n- two"})
+    files = {**FILES, "notes.md": "- one\n- two\n- three\n- three", "deep/notes.md": "- three\n- four"}
+    made = gateway.run(import_memory_files(memory(gateway), session, files, really=False))
+    before = len(texts(gateway, session))
+    done = bring(gateway, session, files)
+    assert done["noted"] == len(texts(gateway, session)) - before == 6
+    assert made == {**done, "done": False}
 
 
 def test_an_export_equals_the_imported_files(gateway: InProcessGateway, tmp_path: Path) -> None:

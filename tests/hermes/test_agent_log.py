@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -46,36 +48,55 @@ def test_compressions_in_a_log_are_paired(tmp_path: Path, lines: list[str], kind
         assert any("agent.log:" in where for where in finding.where)
 
 
-def test_several_spaces_after_the_colon_are_read(tmp_path: Path) -> None:
-    """Lines of a real log: a session compressed under another one's name, and a compression that changed its id."""
-    first, second, third = "20260528_155201_68dc5996", "20260528_093510_66bfaec7", "20260528_161635_bb86b1"
-    path = tmp_path / "agent.log"
-    path.write_text(
-        f"""\
-2026-05-28 16:12:31 INFO [{first}] agent.conversation_compression: context compression started: \
-session={first} messages=156 tokens=~145,003 model=claude-opus-4.7
-2026-05-28 16:13:18 INFO [{first}] agent.conversation_compression: context compression done:    \
-session={first} messages=156->8 tokens=~29,548
-2026-05-28 16:14:01 INFO [{second}] agent.conversation_compression: context compression started: \
-session={first} messages=39 tokens=~143,661 model=claude-opus-4.7
-2026-05-28 16:14:29 INFO [{second}] agent.conversation_compression: context compression done:    \
-session={first} messages=39->13 tokens=~9,501
-2026-05-28 16:15:40 INFO [{second}] agent.conversation_compression: context compression started: \
-session={second} messages=194 tokens=~145,948 model=claude-opus-4.7
-2026-05-28 16:16:35 INFO [{second}] agent.conversation_compression: context compression done:    \
-session={third} messages=194->26 tokens=~41,442
+FIRST, SECOND, THIRD = "20260528_155201_68dc5996", "20260528_093510_66bfaec7", "20260528_161635_bb86b1"
+REPORTED = f"""\
+2026-05-28 16:12:31 INFO [{FIRST}] agent.conversation_compression: context compression started: \
+session={FIRST} messages=156 tokens=~145,003 model=claude-opus-4.7
+2026-05-28 16:13:18 INFO [{FIRST}] agent.conversation_compression: context compression done:    \
+session={FIRST} messages=156->8 tokens=~29,548
+2026-05-28 16:14:01 INFO [{SECOND}] agent.conversation_compression: context compression started: \
+session={FIRST} messages=39 tokens=~143,661 model=claude-opus-4.7
+2026-05-28 16:14:29 INFO [{SECOND}] agent.conversation_compression: context compression done:    \
+session={FIRST} messages=39->13 tokens=~9,501
+2026-05-28 16:15:40 INFO [{SECOND}] agent.conversation_compression: context compression started: \
+session={SECOND} messages=194 tokens=~145,948 model=claude-opus-4.7
+2026-05-28 16:16:35 INFO [{SECOND}] agent.conversation_compression: context compression done:    \
+session={THIRD} messages=194->26 tokens=~41,442
 """
-    )
+"""Lines of a real log: a session compressed under another one's name, and a compression that changed its id."""
+
+
+def _space_randomly(text: str, chance: random.Random) -> str:
+    """Return the lines with other spaces between the words, and spaces where none need be."""
+
+    def space(least: int) -> str:
+        return "".join(chance.choice(" \t") for _ in range(chance.randint(least, 6)))
+
+    lines = []
+    for line in text.splitlines():
+        words = line.split()
+        spaced = words[0] + "".join(space(1) + word for word in words[1:])
+        spaced = re.sub(r"=|->|: *(?=session|context|\s)", lambda mark: f"{space(0)}{mark[0]}{space(0)}", spaced)
+        lines.append(f"{space(0)}{spaced}{space(0)}{chance.choice(['', chr(13)])}\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("seed", [None, *range(40)])
+def test_both_anomalies_of_the_reported_lines_are_found_with_any_spacing(tmp_path: Path, seed: int | None) -> None:
+    path = tmp_path / "agent.log"
+    text = REPORTED if seed is None else _space_randomly(REPORTED, random.Random(seed))
+    path.write_bytes(text.encode())
     summary = agent_log.summarize_compressions(agent_log.read_compression_lines(path))
-    assert (summary.lines, summary.done) == (6, 3)
+    assert (summary.lines, summary.done) == (6, 3), text
     assert [(odd.kind, odd.sessions, odd.lines) for odd in summary.oddities] == [
-        ("foreign", (first, second), ("agent.log:3",)),
-        ("foreign", (first, second), ("agent.log:4",)),
-        ("renamed", (second, third), ("agent.log:5", "agent.log:6")),
+        ("foreign", (FIRST, SECOND), ("agent.log:3",)),
+        ("foreign", (FIRST, SECOND), ("agent.log:4",)),
+        ("renamed", (SECOND, THIRD), ("agent.log:5", "agent.log:6")),
     ]
     (report,) = checks.examine_path(path, now=NOW)
     assert report.messages == 6
     assert [finding.check for finding in report.findings] == ["log-foreign", "log-renamed"]
+    assert "2026-05-28 16:15:40 to 2026-05-28 16:16:35" in report.findings[1].text
 
 
 def test_a_rotated_log_is_read_from_its_oldest_part(tmp_path: Path) -> None:

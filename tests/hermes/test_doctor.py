@@ -135,6 +135,18 @@ def routed_nowhere(built: BuiltHermesHome) -> None:
     built.add_route("agent:main:telegram:dm:8009", "never-was")
 
 
+def routed_to_an_ended_session_of_another_chat(built: BuiltHermesHome) -> None:
+    """The other chat continued after its session, which a compression ended, and its new session has lost its chat."""
+    other = "agent:main:telegram:dm:8010"
+    said = built.add_exchanges(built.add_chat("other-1", other), *"abcd")
+    built.compress_into_new_session("other-1", "other-2", head=said[:3], tail=said[-4:])
+    built.add_exchanges("other-2", "e")
+    built.add_route(other, "other-2")
+    built.add_exchanges(built.add_chat("other-3", "agent:main:telegram:dm:8011"), "f")
+    built.add_route("agent:main:telegram:dm:8011", "other-1")
+    built.add_route("agent:main:telegram:dm:8012", "other-1")
+
+
 def aliased(built: BuiltHermesHome) -> None:
     built.add_exchanges(built.add_chat("a-1", "agent:main:telegram:dm:9001"), "a")
     built.add_route("agent:main:telegram:dm:9002", "a-1")
@@ -226,6 +238,7 @@ DAMAGES: dict[Callable[[BuiltHermesHome], None], tuple[str, bool]] = {
     deleted: ("deleted", False),
     routed_to_ended: ("routed-to-ended", True),
     routed_nowhere: ("routed-to-ended", True),
+    routed_to_an_ended_session_of_another_chat: ("routed-to-ended", True),
     aliased: ("aliased", True),
     spread: ("spread", True),
     empty: ("empty", True),
@@ -306,6 +319,28 @@ def test_a_row_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Callabl
     with pytest.raises(Refused, match="was changed since"):
         repair.undo_repair(path, done.journal)
     assert dump_tables(path) == since
+
+
+def test_a_chat_routed_to_an_ended_session_of_another_chat_is_not_led_into_that_conversation(tmp_path: Path) -> None:
+    built = BuiltHermesHome(tmp_path)
+    routed_to_an_ended_session_of_another_chat(built)
+    path = built.close()
+    report = doctor_checks.examine_store(path, now=NOW)
+    own, none = [finding for finding in report.findings if finding.check == "routed-to-ended"]
+    for finding in (own, none):
+        assert "which belongs to another chat, agent:main:telegram:dm:8010, and was ended (compression)" in finding.text
+        assert "earlier messages" not in finding.lost, "the ended session has none of this chat"
+        assert "agent:main:telegram:dm:8010 keeps other-1" in finding.remedy
+    assert (own.where[0], none.where[0]) == ("agent:main:telegram:dm:8011", "agent:main:telegram:dm:8012")
+    assert "it will lead to other-3, its own session" in own.remedy
+    assert "without the messages of other-3" in own.lost
+    assert "the next message here begins a new session" in none.remedy
+    assert "no open session of its own" in none.lost
+    repair.repair_store(path, now=NOW)
+    db = HermesDatabase(path)
+    routes = {key: entry["session_id"] for key, entry in db.read_routing().items()}
+    db.close()
+    assert routes == {"agent:main:telegram:dm:8010": "other-2", "agent:main:telegram:dm:8011": "other-3"}
 
 
 def _go_over(db: apsw.Connection, change: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from everhold.core.entries import (
 )
 from everhold.engine.context_cache import load_context_at
 from everhold.errors import StoreFull
-from everhold.hermes.importer.run import ImportJob, ImportReport, run_import
+from everhold.hermes.importer.run import ImportJob, ImportReport, convert_report_to_json, run_import
 from everhold.infra.home import Home
 from everhold.ports.store import Change, CommitResult, Session, Step
 from everhold.stores.sqlite import SqliteStore
@@ -646,6 +646,34 @@ def test_a_dry_run_writes_nothing_and_prints_the_same_counts(tmp_path: Path, pla
     again = place.run_import(tmp_path / "there", dry=True)
     assert again.agents["main"].messages == 0
     assert again.agents["main"].known == real.agents["main"].messages + real.agents["main"].summaries
+
+
+def count_spoken(place: ImportTarget) -> int:
+    return sum(isinstance(entry[6], Heard | Thought | Returned) for entry in place.read_all_entries())
+
+
+@pytest.mark.parametrize("first", ["", "half"])
+def test_a_dry_run_of_a_damaged_home_announces_exactly_what_comes(
+    tmp_path: Path, place: ImportTarget, first: str
+) -> None:
+    """The home has every damage that doctor knows. In the second case a part of it was imported before."""
+    built = healthy(tmp_path / "there")
+    if first:
+        built.db.pragma("wal_checkpoint", "truncate")
+        place.run_import(tmp_path / "there", owner="telegram:1001")
+    for damage in DAMAGES:
+        damage(built)
+    built.close()
+    (tmp_path / "there" / "memories").mkdir()
+    (tmp_path / "there" / "memories" / "USER.md").write_text("likes tea\n§\nlikes tea\n§\nhas a cat")
+    before = count_spoken(place) if first else 0
+    dry, real = (
+        convert_report_to_json(place.run_import(tmp_path / "there", owner="telegram:1001", dry=dry))
+        for dry in (True, False)
+    )
+    assert dry["agents"]["main"]["messages"] > 26
+    assert dry == {**real, "dry_run": True, "position_before": dry["position_before"]}
+    assert count_spoken(place) - before == real["agents"]["main"]["messages"]
 
 
 def test_an_import_wakes_no_consumer_and_sends_nothing(tmp_path: Path, place: ImportTarget) -> None:

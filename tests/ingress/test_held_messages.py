@@ -131,6 +131,25 @@ async def test_later_messages_of_the_chat_wait_and_other_chats_do_not(make_ingre
     assert (await ingress.send_message("three")).outcome == "accepted"
 
 
+async def test_status_says_what_an_account_waits_for(make_ingress: Any) -> None:
+    ingress = make_ingress()
+    assert ingress.held.describe() == {}
+    ingress.files.hang("a")
+    ingress.files.hang("b")
+    await ingress.send_file("one", "a")
+    await ingress.send_message("two")
+    await ingress.send_file("three", "b", sender="7")
+    waits = ingress.held.describe()
+    assert set(waits) == {("fake", "main")}
+    assert {**waits["fake", "main"], "since": 0} == {"messages": 3, "chats": 2, "since": 0, "file": "a"}
+    ingress.files.gates["a"].set()
+    await wait_until(lambda: ingress.held.count() == 1)
+    assert ingress.held.describe()["fake", "main"]["file"] == "b"
+    ingress.files.gates["b"].set()
+    await ingress.wait_until_released()
+    assert ingress.held.describe() == {}
+
+
 async def test_a_redelivered_message_is_held_and_heard_once(make_ingress: Any) -> None:
     ingress = make_ingress()
     ingress.files.hang("a")

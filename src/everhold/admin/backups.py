@@ -109,6 +109,8 @@ class RestorePlan:
     """The present store, None if there is none or it cannot be read."""
     damage: str = ""
     """Why the present store cannot be read."""
+    source_identity: tuple[int, ...] = ()
+    """The file that was inspected, so that another one in its place is noticed."""
     lost_entries: int = 0
     """Entries of the present store that the restored one will not contain. They are counted, because positions have
     gaps after a power cut."""
@@ -139,6 +141,7 @@ def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
     """
     present, damage = _inspect_current(home)
     chosen = _choose_source(home, source, at, present)
+    identity = _identify_file(chosen)
     holds = inspect_copy(chosen)
     upto = _find_pos(chosen, at) if at else None
     if upto is not None and not 0 < upto <= holds.pos:
@@ -148,8 +151,23 @@ def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
         )
     loses = 0 if present is None else _query_number(home.store, _COUNT_AFTER_POS, upto or holds.pos)
     return RestorePlan(
-        source=chosen, source_copy=holds, upto_pos=upto, current_copy=present, damage=damage, lost_entries=loses
+        source=chosen,
+        source_copy=holds,
+        upto_pos=upto,
+        current_copy=present,
+        damage=damage,
+        source_identity=identity,
+        lost_entries=loses,
     )
+
+
+def _identify_file(path: Path) -> tuple[int, ...]:
+    """Return values that change when a file is replaced or written to; none if there is no file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return ()
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSource) -> RestoreResult:
@@ -167,6 +185,11 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
     reached = read_last_seqs(home.store)
     set_aside = _set_current_aside(home, what, now=now)
     _copy_store(what.source, new)
+    if _identify_file(what.source) != what.source_identity:
+        new.unlink()
+        raise StoreError(
+            f"{what.source} changed while it was being restored", remedy="nothing was changed; check it, and try again"
+        )
     stopped, left_out = _roll_back_copy(new, what.upto_pos, reached, now=now, chance=chance)
     made = inspect_copy(new)
     if made.contradictions and not what.source_copy.contradictions:

@@ -58,7 +58,8 @@ async def import_memory_files(
     really: bool,
     limits: Mapping[str, int] = DEFAULT_FACT_CHARS,
 ) -> dict[str, Any]:
-    """Add the contents of `files` to a session as notes. A text that was imported before is skipped.
+    """Add the contents of `files` to a session as notes. A text that was imported before is skipped. Without `really`
+    nothing is added, and the result says what would be.
 
     USER.md and MEMORY.md become facts up to their limits, the rest become notes. SOUL.md describes the agent, so it is
     left out: it says nothing about the people of the session.
@@ -75,8 +76,9 @@ async def import_memory_files(
     runtime = memory.runtimes.get_runtime(session.agent, session.choices)
     held = await runtime.fact_cache.list_valid(session.agent, stamp.audience) if runtime.fact_cache is not None else []
     drafts = _draft_notes(files, held, limits, agent=session.agent, names=tuple(names.values()), stamp=stamp)
-    noted = 0
-    for draft in drafts if really else ():
+    new = {draft.dedup: draft for draft in drafts if await memory.store.find_entry_place(draft.dedup or "") is None}
+    noted = 0 if really else len(new)
+    for draft in new.values() if really else ():
         change = Change(
             step=Step.NOTE,
             session=session.id,
@@ -86,7 +88,7 @@ async def import_memory_files(
         )
         noted += not (await memory.store.commit(change)).duplicate
         await asyncio.sleep(0)
-    if noted:
+    if noted and really:
         memory.control.wakeups.notify(session.id)
     notes = [draft.body for draft in drafts if isinstance(draft.body, Noted)]
     return {

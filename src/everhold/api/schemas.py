@@ -447,11 +447,14 @@ class MemoryFileListResponse(Struct):
 
 
 class MemoryImportResponse(Struct):
-    """What the files contain, and how much of it was new."""
+    """What the files contain. `noted` is how much of it was new, or would be in a dry run. `personas` are files that
+    describe the agent, and were left out.
+    """
 
     session: str
     agent: str
     files: list[str]
+    personas: list[str]
     facts: int
     notes: int
     noted: int

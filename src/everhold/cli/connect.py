@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everhold.cli.client import ApiClient
 from everhold.cli.render import CommandScreen, escape_control
@@ -26,8 +28,12 @@ BUSY_SECONDS: Final = 15.0
 """How long to wait for a home that another process holds and that does not answer yet."""
 HEALTH_SECONDS: Final = 20.0
 """How long to wait for the health of a process that accepts connections."""
+STOPPED_CHECK_SECONDS: Final = 1.0
+"""How often to check, while a command waits, whether a signal stopped the gateway."""
 DRAIN_SECONDS: Final = 10.0
 """How long running work may take to end when a command without a gateway ends."""
+
+ResponseT = TypeVar("ResponseT")
 
 
 @dataclass
@@ -99,23 +105,56 @@ async def connect_gateway(
 async def find_running_gateway(home: Home) -> GatewayConnection | None:
     """Connect to the process that answers at the home's socket; None if there is none.
 
-    Raises Transient if that process does not answer in time, because it is stopped or hangs.
+    Raises Transient if that process does not answer in time, because it hangs or a signal stopped it.
     """
     calls = ApiClient(SocketTransport(home.api_socket))
     try:
-        async with asyncio.timeout(HEALTH_SECONDS):
-            role = (await calls.show_health()).get("role")
+        role = (await wait_for_answer(home, calls.show_health(), limit_seconds=HEALTH_SECONDS)).get("role")
     except GatewayGone:
         return None
-    except TimeoutError:
-        raise Transient(
-            f"the gateway of {home.path} accepts connections, but did not answer within {HEALTH_SECONDS:g} seconds",
-            remedy="wait if the machine is busy; else end the process (its number is in the file `lock` of the home) "
-            "and start it again",
-        ) from None
     if not isinstance(role, str):
         raise make_foreign_error()
     return GatewayConnection(calls, role=role)
+
+
+async def wait_for_answer(
+    home: Home, request: Coroutine[Any, Any, ResponseT], *, limit_seconds: float = math.inf
+) -> ResponseT:
+    """Return the response to a request. Raises Transient if the process that holds the home was stopped by a signal, or
+    if the limit passes.
+    """
+    until = time.monotonic() + limit_seconds
+    asked = asyncio.get_running_loop().create_task(request)
+    try:
+        while True:
+            await asyncio.wait([asked], timeout=min(STOPPED_CHECK_SECONDS, max(0.0, until - time.monotonic())))
+            if asked.done():
+                return asked.result()
+            if (pid := find_stopped_holder(home)) is not None:
+                raise Transient(
+                    f"the gateway of {home.path} (process {pid}) is frozen: a signal stopped it, so messages wait",
+                    remedy=f"kill -CONT {pid} lets it continue; kill -KILL {pid} ends it, and loses nothing accepted",
+                )
+            if time.monotonic() >= until:
+                raise Transient(
+                    f"the gateway of {home.path} accepts connections, but did not answer within {limit_seconds:g} "
+                    "seconds",
+                    remedy="wait if the machine is busy; else end the process (its number is in the file `lock` of "
+                    "the home) and start it again",
+                )
+    finally:
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+def find_stopped_holder(home: Home) -> int | None:
+    """Return the process that holds the home if a signal (SIGSTOP) stopped it. Other systems than Linux do not say."""
+    try:
+        pid = int(home.lock.read_text("ascii"))
+        state = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0]
+    except (OSError, ValueError, IndexError):
+        return None
+    return pid if state in ("T", "t") else None
 
 
 def print_upgrade(app: GatewayApp, screen: CommandScreen) -> None:

@@ -145,6 +145,12 @@ class Began(StoredRecord, frozen=True):
     trigger: str = ""
     people: int = 0
     """The epoch of the people directory when it started: who was who then."""
+    covers: int = 0
+    """Of a compression: the last operation that it covers."""
+    messages: int = 0
+    """Of a compression: how many messages it covers."""
+    model: str = ""
+    """Of a compression: the summariser."""
 
 
 class Took(StoredRecord, frozen=True):

@@ -77,7 +77,7 @@ class SafeFolder:
             return []
         return sorted(found)
 
-    def read_text(self, name: str) -> str | None:
+    def read_text(self, name: str, *, max_bytes: int = MAX_FILE_BYTES) -> str | None:
         """Return the text of a file; None if there is none, or it may not or cannot be read."""
         if not self.has_file(name):
             return None
@@ -87,12 +87,12 @@ class SafeFolder:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced since it was looked at
                     self.refused[name] = "neither a file nor a folder"
                     return None
-                data = file.read(MAX_FILE_BYTES + 1)
+                data = file.read(max_bytes + 1)
         except OSError as error:
             self.refused[name] = f"cannot be read ({error.strerror})"
             return None
-        if len(data) > MAX_FILE_BYTES:
-            self.refused[name] = f"larger than {MAX_FILE_BYTES >> 20} MiB"
+        if len(data) > max_bytes:
+            self.refused[name] = f"larger than {max_bytes >> 20} MiB"
             return None
         if b"\0" in data:
             self.refused[name] = "is not a text"

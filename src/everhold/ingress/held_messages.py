@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
@@ -67,6 +68,8 @@ class _ChatQueue:
 
     def __init__(self) -> None:
         self.messages: collections.deque[_QueuedMessage] = collections.deque()
+        self.keys: set[str] = set()
+        """The dedup keys of the messages."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -143,6 +146,21 @@ class HeldMessages:
         """Return how many messages are held."""
         return sum(len(chat_queue.messages) for chat_queue in self._queues.values())
 
+    def describe(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return what each account waits for: in how many chats, how many messages, since when, and for which file."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for (platform, account, _), chat_queue in self._queues.items():
+            if not chat_queue.messages:
+                continue
+            first = chat_queue.messages[0].held
+            row = found.setdefault((platform, account), {"messages": 0, "chats": 0, "since": math.inf, "file": ""})
+            row["messages"] += len(chat_queue.messages)
+            row["chats"] += 1
+            if first.at < row["since"]:
+                row["since"] = first.at
+                row["file"] = next((file.name for file in first.incoming.remote_files), "")
+        return found
+
     # -- holding -----------------------------------------------------------------------------------------------------
 
     async def _hold(self, incoming: IncomingMessage) -> AcceptResult:
@@ -151,7 +169,7 @@ class HeldMessages:
         origin = incoming.origin
         dedup = build_dedup_key(incoming)
         chat_queue = self._queues.get((origin.platform, origin.account, origin.chat))
-        if dedup is not None and chat_queue is not None and any(it.dedup == dedup for it in chat_queue.messages):
+        if dedup is not None and chat_queue is not None and dedup in chat_queue.keys:
             await self._acceptor.commit_offset_only(incoming)
             return AcceptResult(outcome="duplicate")
         self._last_number += 1
@@ -181,7 +199,10 @@ class HeldMessages:
         chat_queue = self._queues.get(key)
         if chat_queue is None:
             chat_queue = self._queues[key] = _ChatQueue()
-        chat_queue.messages.append(_QueuedMessage(held, record))
+        queued = _QueuedMessage(held, record)
+        chat_queue.messages.append(queued)
+        if queued.dedup is not None:
+            chat_queue.keys.add(queued.dedup)
         if chat_queue.task is None:
             work = self._run_queue(key, chat_queue)
             chat_queue.task = asyncio.get_running_loop().create_task(work, name=f"files of {key[0]}")
@@ -195,6 +216,7 @@ class HeldMessages:
             complete = await self._download_files(queued.held.incoming)
             await self._release(queued, complete)
             chat_queue.messages.popleft()
+            chat_queue.keys.discard(queued.dedup or "")
         del self._queues[key]
 
     async def _release(self, queued: _QueuedMessage, complete: IncomingMessage) -> None:

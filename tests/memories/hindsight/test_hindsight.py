@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.memories.hindsight.client import find_environment_proxy
 from everhold.memories.hindsight.provider import HindsightMemory, make_operation_id
 from everhold.memories.scope import make_document_id
 from everhold.testing.gateway import RecordingLogger
@@ -345,3 +349,53 @@ async def test_a_persona_is_the_background_of_a_bank_without_a_mission(
     (bank,) = service.state.banks.values()
     assert bank.get("background") == background
     assert not any("You are" in text for text in service.texts(next(iter(service.state.banks))))
+
+
+# -- the environment ---------------------------------------------------------------------------------------------------
+
+_OPENED: list[str] = []
+sys.addaudithook(lambda event, args: _OPENED.append(str(args[0])) if event == "open" else None)
+
+
+async def test_no_message_opens_the_password_file_or_sends_its_password(
+    make: Make, service: HindsightService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the SDK's own call that describes a new bank opens it, once for each bank."""
+    passwords = tmp_path / "passwords"
+    passwords.write_text("machine 127.0.0.1 login ada password hunter2\n")
+    memory = make()
+    await memory.store(make_batch(make_exchange(1, "I grow tea", "Which?")))
+    monkeypatch.setenv("NETRC", str(passwords))
+    service.requests.clear()
+    _OPENED.clear()
+    await memory.store(make_batch(make_exchange(5, "It is oolong", "I see")))
+    await memory.find(make_query("tea"))
+    assert str(passwords) not in _OPENED
+    assert service.find_requests("/memories")
+    assert not any("basic" in str(request.headers).lower() for request in service.requests)
+
+
+async def test_the_proxy_of_the_environment_is_still_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    memory = make(base_url="http://hindsight.invalid")
+    with pytest.raises(Transient, match=r"127\.0\.0\.1:9"):
+        await memory.store(make_batch(make_exchange(1, "I grow tea", "Which?")))
+
+
+@pytest.mark.parametrize(
+    "url, excepted, expected",
+    [
+        ("http://there.example", "", "http://proxy.example:1"),
+        ("https://there.example", "", None),
+        ("http://there.example", "there.example", None),
+        ("http://there.example:8080/v1", "other.example, .example", None),
+        ("http://user@there.example", "*", None),
+    ],
+)
+def test_the_environment_names_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, excepted: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.example:1")
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.setenv("no_proxy", excepted)
+    assert find_environment_proxy(url) == expected

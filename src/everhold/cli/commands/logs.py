@@ -19,8 +19,11 @@ from everhold.telemetry.logs import LogLevel, LogLine, render_text
 
 POLL_SECONDS: Final = 0.2
 _LEVELS: Final = get_args(LogLevel)
-_FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|[\[{](?:[^" ]|"(?:[^"\\]|\\.)*")*(?= |$)|\S*)')
-"""Outside of its texts, a value has no space. So the rest of the line is not searched for the end of a value."""
+_FIELD: Final = re.compile(
+    r' (\w+)=("(?:[^"\\]|\\.)*+(?:"|\Z)|[\[{](?:[^" ]|"(?:[^"\\]|\\.)*+(?:"|\Z))*+|\S*)', re.DOTALL
+)
+"""Outside of its texts, a value has no space. A text that does not end takes the rest of the line, so that the line is
+read once."""
 _STYLES: Final = {"warning": ("yellow",), "error": ("red",), "debug": ("dim",)}
 
 

@@ -317,7 +317,7 @@ async def _import_facts(calls: ApiClient, args: argparse.Namespace, screen: Comm
     made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
     held = f"{format_count(made['facts'], 'fact')} and {format_count(made['notes'], 'note')}"
     held += f" in {format_count(len(made['files']), 'file')}"
-    new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
+    new = f", {made['noted']} of them new" + ("" if made["done"] else "; nothing was changed")
     for name, reason in refused.items():
         screen.print_note(f"{format_one_line(name)}: {reason}")
     for name in made["personas"]:

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from everhold.cli.commands.memory import describe_unacknowledged
-from everhold.cli.connect import connect_for_reading
+from everhold.cli.connect import connect_for_reading, find_home, wait_for_answer
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_duration, format_one_line
 
 WATCH_SECONDS: Final = 2.0
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 async def _print_once(args: argparse.Namespace, screen: CommandScreen) -> int:
     async with connect_for_reading(args, screen) as calls:
-        found = await calls.show_status()
+        found = await wait_for_answer(find_home(args), calls.show_status())
     wrong = list_problems(found)
     if screen.json:
         screen.print_json({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
@@ -102,7 +102,8 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
     for account in found["accounts"]:
         state = "listening" if account["listening"] else account["trouble"] or "not listening"
         name = f"{format_one_line(account['platform'])}/{format_one_line(account['account'])}"
-        screen.print_line(f"  account   {name} · {format_one_line(state)}")
+        waits = _format_held(account.get("held"))  # an older gateway does not report it
+        screen.print_line(f"  account   {name} · {format_one_line(state)}{waits}")
     for agent in found["agents"]:
         name = paint(format_one_line(agent["name"]), "bold")
         screen.print_line(
@@ -126,6 +127,15 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
             screen.print_line(f"  → {format_one_line(remedy)}")
     if not wrong:
         screen.print_line(f"{paint('✓', 'green')} no problems")
+
+
+def _format_held(held: dict[str, Any] | None) -> str:
+    """Describe what an account waits for: messages whose files are still at the platform."""
+    if not held:
+        return ""
+    what = f"{format_count(held['messages'], 'message')} in {format_count(held['chats'], 'chat')}"
+    file = f" {format_one_line(held['file'])}" if held["file"] else " a file"
+    return f" · {what} waiting for{file}, oldest {format_duration(max(0.0, time.time() - held['since']))}"
 
 
 def _format_spending(spent: dict[str, Any], budget: dict[str, Any]) -> str:

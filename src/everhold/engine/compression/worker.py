@@ -120,6 +120,7 @@ class SessionCompressor:
         plan = compression.plan_compression(view, keep=keep, session=session.id, used=used)
         if plan is None or not compression.is_worthwhile(plan, available_tokens):
             return CompressionOutcome.NOTHING
+        messages_ = sum(len(exchange.heard) for exchange in plan.covered_context.turns)
         began = Began(
             type="compression",
             compression=plan.based_on,
@@ -127,6 +128,9 @@ class SessionCompressor:
             blocking=blocking,
             consumer=self.claim.consumer,
             trigger=trigger,
+            covers=plan.covers,
+            messages=messages_,
+            model=self.runtime.summariser.name,
         )
         notice: tuple[EntryBody, ...] = ()
         if tell is not None:
@@ -136,10 +140,7 @@ class SessionCompressor:
             op = await self._commit(Step.COMPRESSION_BEGIN, (began, *notice), op=None, generation=session.generation)
         except Conflict:
             return CompressionOutcome.BUSY  # another operation is running, or the context has changed
-        messages_ = sum(len(exchange.heard) for exchange in plan.covered_context.turns)
-        log = self.log.bind(
-            op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
-        )
+        log = self._bind_log(op, began)
         log.info("compression.started", tokens=plan.tokens_before)
         try:
             return await self._make_summary(
@@ -247,7 +248,15 @@ class SessionCompressor:
 
     async def close_abandoned(self, operation: Operation, reason: str) -> None:
         """End a compression that another worker left running."""
-        await self._end_refused(operation.op, reason, self.log.bind(op=operation.op))
+        body = (await self.store.get_entry(self.claim.session, operation.op)).body
+        assert isinstance(body, Began)
+        await self._end_refused(operation.op, reason, self._bind_log(operation.op, body))
+
+    def _bind_log(self, op: int, began: Began) -> EventLogger:
+        """Return a log whose lines say which compression they are about, also after a restart."""
+        return self.log.bind(
+            op=op, trigger=began.trigger, mark=began.covers, messages=began.messages, model=began.model
+        )
 
     async def _end_refused(self, op: int, reason: str, log: EventLogger) -> CompressionOutcome:
         await self._commit(Step.COMPRESSION_END, (Ended(outcome="refused", reason=reason),), op=op)

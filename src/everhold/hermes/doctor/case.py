@@ -60,13 +60,41 @@ class HermesInspection:
         """Return what the next turn of a session would see in hermes-agent."""
         return (row for row in self.db.iter_messages(session) if row.active)
 
-    def find_open_sessions(self, key: str) -> list[HermesSession]:
-        """Return the open sessions of a chat, newest last."""
-        return [
-            session
-            for session in self.sessions.values()
-            if session.session_key == key and session.ended_at is None and session.id not in self.archived
-        ]
+    @cached_property
+    def open_sessions(self) -> dict[str, list[HermesSession]]:
+        """Chat -> its open sessions, newest last."""
+        found: dict[str, list[HermesSession]] = {}
+        for session in self.sessions.values():
+            if session.session_key and session.ended_at is None and session.id not in self.archived:
+                found.setdefault(session.session_key, []).append(session)
+        return found
+
+    @cached_property
+    def sessions_by_chat(self) -> dict[str, list[HermesSession]]:
+        found: dict[str, list[HermesSession]] = {}
+        for session in self.sessions.values():
+            found.setdefault(session.session_key, []).append(session)
+        return found
+
+    @cached_property
+    def chat_by_session(self) -> dict[str, str]:
+        """Session id -> the chat it belongs to, empty if the store does not say. A continuation may have lost its
+        chat, and then belongs to the chat of the sessions before it.
+        """
+        found: dict[str, str] = {}
+        for chain in self.lineage.chains:
+            chat = next((session.session_key for session in chain.sessions if session.session_key), "")
+            found |= dict.fromkeys(chain.ids, chat)
+        return found
+
+    @cached_property
+    def scopes_by_chat(self) -> dict[str, list[Any]]:
+        """Chat -> the scopes of its rows in the routing table."""
+        found: dict[str, list[Any]] = {}
+        if "gateway_routing" in self.db.tables:
+            for key, scope in self.db.query_rows("select session_key, scope from gateway_routing"):
+                found.setdefault(str(key), []).append(scope)
+        return found
 
 
 def read_tool_call_ids(row: HermesMessage) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Final
 from everhold.doctor.finding import DoctorFinding, StoreEdit
 from everhold.hermes.doctor.case import HermesInspection, ReadChain, read_tool_call_ids
 from everhold.hermes.reader.database import HermesSession
+from everhold.hermes.reader.transcript import MessageDigest
 
 MERGED_REASON: Final = "everhold_merged"
 _ARCHIVE_VALUES: Final = (("active", 0), ("compacted", 1))
@@ -77,9 +78,8 @@ def _find_continuation(case: HermesInspection, ended: HermesSession) -> HermesSe
         return None
     later = [
         session
-        for session in case.sessions.values()
-        if session.session_key == ended.session_key
-        and session.id != ended.id
+        for session in case.sessions_by_chat[ended.session_key]
+        if session.id != ended.id
         and session.started_at >= (ended.ended_at or ended.started_at) - 60
         and not session.parent
         and not session.branched_from
@@ -94,11 +94,13 @@ def _check_changed_ids(case: HermesInspection, read_chain: ReadChain) -> Iterato
         return
     tip = chain.tip
     edits = []
+    rows: dict[str, list[MessageDigest]] = {}
+    for row in read_chain.digests.values():
+        rows.setdefault(row.session, []).append(row)
     for session in chain.sessions[:-1]:
-        for row in read_chain.digests.values():
-            if row.session == session.id:
-                values = (("session_id", tip.id), *(_ARCHIVE_VALUES if row.live else ()))
-                edits.append(StoreEdit("messages", (("id", row.id),), values))
+        for row in rows.get(session.id, ()):
+            values = (("session_id", tip.id), *(_ARCHIVE_VALUES if row.live else ()))
+            edits.append(StoreEdit("messages", (("id", row.id),), values))
         retired = [("end_reason", MERGED_REASON), ("message_count", 0), ("parent_session_id", None)]
         if "archived" in case.columns["sessions"]:
             retired.append(("archived", 1))
@@ -180,7 +182,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
     session = read_chain.chain.tip.id
     pairs: list[int] = []
     results: list[int] = []
-    calls: list[int] = []
+    calls: dict[int, None] = {}
     waiting: dict[str, int] = {}
     last = ""
     for row in case.iter_live_messages(session):
@@ -193,7 +195,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
             if waiting.pop(row.tool_call_id, None) is None:
                 results.append(row.id)
             continue
-        calls += [id for id in dict.fromkeys(waiting.values()) if id not in calls]
+        calls |= dict.fromkeys(waiting.values())
         waiting = dict.fromkeys(read_tool_call_ids(row), row.id)
         if row.role == "user" and last == "user" and not row.observed:
             pairs.append(row.id)
@@ -211,7 +213,7 @@ def _check_message_order(case: HermesInspection, read_chain: ReadChain) -> Itera
         yield DoctorFinding(
             "call-without-result",
             f"messages in session {session} that call tools whose results are missing: {len(calls)}",
-            where=(session, f"rows {format_ranges(calls)}"),
+            where=(session, f"rows {format_ranges(list(calls))}"),
             count=len(calls),
             lost="what those tools returned",
             remedy="the calls are removed from them; the texts stay",

@@ -23,11 +23,15 @@ from everhold.errors import HomeBusy, InvalidRequest, Refused, StoreBusy, StoreD
 from everhold.hermes.doctor import checks, routing
 from everhold.hermes.doctor.case import HermesInspection
 from everhold.hermes.reader.database import HermesDatabase
+from everhold.infra.deep_json import load_json
 from everhold.infra.home import write_file
+from everhold.infra.safe_folder import SafeFolder
 from everhold.stores.sqlite import migrate
 from everhold.stores.sqlite.errors import translate_error
 
 MAX_ROUNDS: Final = 8
+MAX_JOURNAL_BYTES: Final = 1 << 30
+"""A repair of a very large store has millions of changes."""
 _JOURNALED_TABLES: Final = {
     "sessions",
     "messages",
@@ -95,21 +99,68 @@ def repair_store(path: Path, *, now: float) -> RepairResult:
 def undo_repair(path: Path, journal: Path) -> int:
     """Undo a repair by its journal and return the number of changes. Refuses if a row was changed since."""
     _refuse_if_in_use(path)
-    record = json.loads(journal.read_text("utf-8"))
-    if record.get("database") != path.name or not isinstance(record.get("changes"), list):
-        raise InvalidRequest(
-            f"{journal} is not a journal of {path.name}", remedy="it is in the same directory as its database"
-        )
+    record = _read_journal(journal, path)
     if record.get("undone"):
         raise InvalidRequest(f"{journal} was undone already", remedy="there is nothing left to undo")
     with _open_transaction(path) as db:
-        for change in reversed(record["changes"]):
-            if not _undo_change(db, change):
-                raise _make_changed_error(change, record)
+        for change in record["changes"]:
+            _check_change(db, change, journal)
+        try:
+            for change in reversed(record["changes"]):
+                if not _undo_change(db, change):
+                    raise _make_changed_error(change, record)
+        except (apsw.Error, TypeError, OverflowError) as error:  # values that the table does not allow
+            raise InvalidRequest(
+                f"{journal} does not fit {path.name}: {error}", remedy="nothing was undone; name the journal of a fix"
+            ) from error
         _check_mirror(path, record)
     _write_mirror(path, record["changes"], undo=True)
     write_file(journal, json.dumps({**record, "undone": True}, ensure_ascii=False, indent=1).encode())
     return len(record["changes"])
+
+
+def _read_journal(journal: Path, path: Path) -> dict[str, Any]:
+    """Read a journal. It may come from anywhere, so its form is checked before anything is changed."""
+    folder = SafeFolder(journal.parent)
+    text = folder.read_text(journal.name, max_bytes=MAX_JOURNAL_BYTES)
+    try:
+        record = load_json(text or "")
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or record.get("database") != path.name or not _is_list_of_changes(record):
+        why = folder.refused.get(journal.name, "")
+        raise InvalidRequest(
+            f"{journal} is not a journal of {path.name}" + (f": {why}" if why else ""),
+            remedy="it is in the same directory as its database",
+        )
+    return record
+
+
+def _is_list_of_changes(record: dict[str, Any]) -> bool:
+    changes = record.get("changes")
+    return isinstance(changes, list) and all(isinstance(change, dict) for change in changes)
+
+
+def _check_change(db: HermesDatabase, change: dict[str, Any], journal: Path) -> None:
+    """Refuse a change that no repair has written: of another table, of unknown columns, or without its parts."""
+    table = change.get("table")
+    wrong = InvalidRequest(f"{journal} has a change that no repair makes: {str(change)[:200]}", remedy="name another")
+    if table == "sessions.json":
+        if not isinstance(change.get("key"), dict) or "session_key" not in change["key"]:
+            raise wrong
+        if not isinstance(change.get("after"), dict) or not isinstance(change.get("before") or {}, dict):
+            raise wrong
+        return
+    if not isinstance(table, str) or table not in _JOURNALED_TABLES:
+        raise InvalidRequest(f"the journal names the table {table}", remedy="it was not written by everhold")
+    parts = ("removed",) if "removed" in change else ("after",) if "appended" in change else ("key", "before", "after")
+    names: set[str] = set()
+    for part in parts:
+        if not isinstance(change.get(part), dict):
+            raise wrong
+        names |= change[part].keys()
+    if not names <= db.list_columns(table) or not all(change[part] for part in parts if part != "after"):
+        raise wrong
 
 
 def _make_changed_error(change: dict[str, Any], record: dict[str, Any]) -> Refused:
@@ -192,8 +243,6 @@ def _undo_change(db: HermesDatabase, change: dict[str, Any]) -> bool:
     table = change["table"]
     if table == "sessions.json":
         return True
-    if table not in _JOURNALED_TABLES:
-        raise InvalidRequest(f"the journal names the table {table}", remedy="it was not written by everhold")
     if "removed" in change:
         row = change["removed"]
         marks = ", ".join("?" * len(row))

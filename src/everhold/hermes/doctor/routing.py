@@ -104,12 +104,17 @@ def check_places(case: HermesInspection) -> Iterator[DoctorFinding]:
 
 def _make_repoint_edits(case: HermesInspection, key: str, to: str | None) -> tuple[StoreEdit, ...]:
     entry = case.routing[key]
-    edits = []
-    if "gateway_routing" in case.db.tables:
-        for (scope,) in case.db.query_rows("select scope from gateway_routing where session_key = ?", (key,)):
-            values = (("entry_json", json.dumps({**entry, "session_id": to})),) if to else ()
-            edits.append(StoreEdit("gateway_routing", (("scope", scope), ("session_key", key)), values))
+    values = (("entry_json", json.dumps({**entry, "session_id": to})),) if to else ()
+    edits = [
+        StoreEdit("gateway_routing", (("scope", scope), ("session_key", key)), values)
+        for scope in case.scopes_by_chat.get(key, ())
+    ]
     return (*edits, StoreEdit("sessions.json", (("session_key", key),), (("session_id", to),) if to else ()))
+
+
+def _find_own_session(case: HermesInspection, key: str, not_this: str) -> str | None:
+    """Return the newest open session of a chat."""
+    return next((it.id for it in reversed(case.open_sessions.get(key, [])) if it.id != not_this), None)
 
 
 def _find_better_session(case: HermesInspection, key: str, not_this: str) -> str | None:
@@ -117,7 +122,7 @@ def _find_better_session(case: HermesInspection, key: str, not_this: str) -> str
     chain = case.lineage.chain_by_session.get(not_this)
     if chain is not None and chain.tip.id != not_this and chain.tip.ended_at is None:
         return chain.tip.id
-    return next((session.id for session in reversed(case.find_open_sessions(key)) if session.id != not_this), None)
+    return _find_own_session(case, key, not_this)
 
 
 def _check_routing(case: HermesInspection) -> Iterator[DoctorFinding]:
@@ -125,6 +130,10 @@ def _check_routing(case: HermesInspection) -> Iterator[DoctorFinding]:
         id = str(entry.get("session_id") or "")
         session = case.sessions.get(id)
         if session is not None and (session.ended_at is None or session.end_reason in RECOVERABLE_END_REASONS):
+            continue
+        owner = case.chat_by_session.get(id, "")
+        if owner and owner != key:
+            yield _report_foreign_route(case, key, id, owner=owner)
             continue
         to = _find_better_session(case, key, id)
         why = "does not exist" if session is None else f"was ended ({session.end_reason or 'no reason given'})"
@@ -138,6 +147,25 @@ def _check_routing(case: HermesInspection) -> Iterator[DoctorFinding]:
         )
 
 
+def _report_foreign_route(case: HermesInspection, key: str, id: str, *, owner: str) -> DoctorFinding:
+    """Report a chat that leads to an ended session of another chat. What follows that session belongs to the other
+    chat, too, so this chat is never led there.
+    """
+    to = _find_own_session(case, key, id)
+    remedy = f"it will lead to {to}, its own session" if to else "the entry is removed"
+    return DoctorFinding(
+        "routed-to-ended",
+        f"{key} leads to session {id}, which belongs to another chat, {owner}, and was ended "
+        f"({case.sessions[id].end_reason or 'no reason given'})",
+        where=(key, id, owner),
+        lost=f"the next message there begins without the messages of {to}"
+        if to
+        else "nothing that is still open: this chat has no open session of its own",
+        remedy=f"{remedy}; {owner} keeps {id}" + ("" if to else ", and the next message here begins a new session"),
+        edits=_make_repoint_edits(case, key, to),
+    )
+
+
 def _check_aliases(case: HermesInspection) -> Iterator[DoctorFinding]:
     for id, keys in case.chats_by_session.items():
         if len(keys) < 2:
@@ -147,9 +175,7 @@ def _check_aliases(case: HermesInspection) -> Iterator[DoctorFinding]:
         edits: list[StoreEdit] = []
         for key in keys:
             if key != keeps:
-                edits += _make_repoint_edits(
-                    case, key, next((s.id for s in reversed(case.find_open_sessions(key)) if s.id != id), None)
-                )
+                edits += _make_repoint_edits(case, key, _find_own_session(case, key, id))
         yield DoctorFinding(
             "aliased",
             f"{len(keys)} chats lead to one session, {id}: {', '.join(keys)}",
@@ -162,9 +188,7 @@ def _check_aliases(case: HermesInspection) -> Iterator[DoctorFinding]:
 
 
 def _check_split_chats(case: HermesInspection) -> Iterator[DoctorFinding]:
-    keys = {session.session_key for session in case.sessions.values() if session.session_key}
-    for key in sorted(keys):
-        there = case.find_open_sessions(key)
+    for key, there in sorted(case.open_sessions.items()):
         if len(there) < 2:
             continue
         routed = str(case.routing.get(key, {}).get("session_id") or "")

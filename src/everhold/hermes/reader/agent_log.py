@@ -5,6 +5,7 @@ lines were logged under.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ from typing import Final
 ROTATED_PATTERN: Final = re.compile(r"\.(\d+)$")
 
 _LINE_PATTERN: Final = re.compile(
-    r"(?P<at>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)\S* \S+?(?: \[(?P<context>[^\]]+)\])? \S+: "
-    r"context compression (?P<what>started|done):\s+session=(?P<session>\S+)(?: messages=(?P<messages>[\d>-]+))?"
+    r"[ \t]*(?P<at>\d{4}-\d\d-\d\d[ \tT][ \t]*\d\d:\d\d:\d\d)\S*[ \t]+\w+[ \t]+"
+    r"(?:\[[ \t]*(?P<context>[^\]\s]+)[ \t]*\][ \t]*)?[^\s:]+[ \t]*:[ \t]*"
+    r"context[ \t]+compression[ \t]+(?P<what>started|done)[ \t]*:[ \t]*session[ \t]*=[ \t]*(?P<session>\S+)"
+    r"(?:[ \t]+messages[ \t]*=[ \t]*(?P<messages>\d+)(?:[ \t]*->[ \t]*\d+)?)?"
 )
+"""Any number of spaces may stand between two words: hermes-agent aligns some lines, and reports quote them anew."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class CompressionLogLine:
     context: str
     """The session that the line was logged under; empty if there was none."""
     messages: str
+    """How many messages there were before; empty if the line does not say."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,14 @@ def list_rotated_logs(path: Path) -> list[Path]:
 
 def parse_compression_lines(text: Iterable[str], *, name: str) -> Iterator[CompressionLogLine]:
     for number, raw in enumerate(text, start=1):
-        if "context compression " in raw and (found := _LINE_PATTERN.match(raw)):
-            context = found["context"] or ""
+        if "compression" in raw and (found := _LINE_PATTERN.match(raw)):
             yield CompressionLogLine(
-                f"{name}:{number}", found["at"], found["what"], found["session"], context, found["messages"] or ""
+                place=f"{name}:{number}",
+                at=" ".join(found["at"].split()),
+                what=found["what"],
+                session=found["session"],
+                context=found["context"] or "",
+                messages=found["messages"] or "",
             )
 
 
@@ -81,21 +90,21 @@ def summarize_compressions(lines: Iterable[CompressionLogLine]) -> CompressionLo
     """Pair starts with ends. A `done` ends the start of its own session, else the oldest open start with the same
     number of messages, because the session id may have changed during the compression.
     """
-    running: list[CompressionLogLine] = []
+    running = _RunningCompressions()
     odd: list[CompressionOddity] = []
     count = done = 0
     for line in lines:
         count += 1
-        start = _find_start(running, line) if line.what == "done" else None
+        start = running.find_start(line) if line.what == "done" else None
         # the end of a compression that changed its session's id is logged under the old id
         if line.context not in ("", line.session, start.session if start else ""):
             odd.append(CompressionOddity("foreign", (line.session, line.context), line.at, line.at, (line.place,)))
         if line.what == "started":
-            for other in [other for other in running if other.session == line.session]:
+            if (other := running.find_newest(line.session)) is not None:
                 odd.append(
                     CompressionOddity("overlapping", (line.session,), other.at, line.at, (other.place, line.place))
                 )
-            running.append(line)
+            running.add(line)
             continue
         if start is None:
             odd.append(CompressionOddity("unbegun", (line.session,), line.at, line.at, (line.place,)))
@@ -105,14 +114,32 @@ def summarize_compressions(lines: Iterable[CompressionLogLine]) -> CompressionLo
         if start.session != line.session:
             sessions = (start.session, line.session)
             odd.append(CompressionOddity("renamed", sessions, start.at, line.at, (start.place, line.place)))
-    for start in running:
+    for start in running.by_place.values():
         odd.append(CompressionOddity("unended", (start.session,), start.at, start.at, (start.place,)))
     return CompressionLogSummary(lines=count, done=done, oddities=odd)
 
 
-def _find_start(running: list[CompressionLogLine], line: CompressionLogLine) -> CompressionLogLine | None:
-    mine = [start for start in running if start.session == line.session]
-    if mine:
-        return mine[0]
-    before = line.messages.partition("->")[0]
-    return next((start for start in running if start.messages == before), None)
+class _RunningCompressions:
+    """The starts without an end, oldest first. Each operation takes the same time, however many there are."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[str, CompressionLogLine] = {}
+        self._by_session: dict[str, OrderedDict[str, CompressionLogLine]] = {}
+        self._by_messages: dict[str, OrderedDict[str, CompressionLogLine]] = {}
+
+    def add(self, start: CompressionLogLine) -> None:
+        self.by_place[start.place] = start
+        self._by_session.setdefault(start.session, OrderedDict())[start.place] = start
+        self._by_messages.setdefault(start.messages, OrderedDict())[start.place] = start
+
+    def remove(self, start: CompressionLogLine) -> None:
+        del self.by_place[start.place]
+        del self._by_session[start.session][start.place]
+        del self._by_messages[start.messages][start.place]
+
+    def find_newest(self, session: str) -> CompressionLogLine | None:
+        return next(reversed(self._by_session.get(session, OrderedDict()).values()), None)
+
+    def find_start(self, end: CompressionLogLine) -> CompressionLogLine | None:
+        mine = self._by_session.get(end.session) or self._by_messages.get(end.messages) or OrderedDict()
+        return next(iter(mine.values()), None)

@@ -72,21 +72,23 @@ def trace_lineage(sessions: Iterable[HermesSession], newest: Mapping[str, float]
         assert parent in known
     found = SessionLineage(chains=[])
     found.forks = {parent: [c.id for c in children] for parent, children in heirs.items() if len(children) > 1}
+    forked = {child for children in found.forks.values() for child in children}
     followed = {children[0].id for children in heirs.values()}
-    for session in known.values():
-        if session.id in followed and not _is_circular(session, known, followed):
+    beginnings = [session for session in known.values() if session.id not in followed]
+    # What no beginning leads to is a cycle of parents. It has no beginning, so any of its sessions can start it.
+    for session in (*beginnings, *known.values()):
+        if session.id in found.chain_by_session:
             continue
         chain = SessionChain([session])
-        while chain.tip.id in heirs and heirs[chain.tip.id][0] not in chain.sessions:
-            chain.sessions.append(heirs[chain.tip.id][0])
+        found.chain_by_session[session.id] = chain
+        while (children := heirs.get(chain.tip.id)) and children[0].id not in found.chain_by_session:
+            chain.sessions.append(children[0])
+            found.chain_by_session[children[0].id] = chain
         if session.branched_from or (session.parent and not session.is_delegated and session.id not in followed):
             chain.branch_of = session.branched_from or session.parent
-        if session.parent in found.forks and session.id in found.forks[session.parent]:
+        if session.id in forked:
             chain.fork_of, chain.branch_of = session.parent, ""
-        if any(one.id in found.chain_by_session for one in chain.sessions):
-            continue
         found.chains.append(chain)
-        found.chain_by_session.update({one.id: chain for one in chain.sessions})
     found.orphans = [s for s in known.values() if s.end_reason in COMPRESSION_END_REASONS and s.id not in heirs]
     return found
 
@@ -95,15 +97,3 @@ def _rank_continuation(child: HermesSession, newest: Mapping[str, float]) -> tup
     """Return a sort key for continuations: one that was itself continued, then an open one, then the latest."""
     rank = 2 if child.end_reason == "compression" else 1 if child.ended_at is None else 0
     return rank, newest.get(child.id, child.started_at), child.started_at, child.id
-
-
-def _is_circular(session: HermesSession, known: Mapping[str, HermesSession], followed: set[str]) -> bool:
-    """Whether the parents of a session form a cycle. A cycle has no beginning, so any of its sessions can start it."""
-    seen: set[str] = set()
-    here = session
-    while here.id in followed and here.parent in known:
-        if here.id in seen:
-            return True
-        seen.add(here.id)
-        here = known[here.parent]
-    return False

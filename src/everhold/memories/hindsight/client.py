@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import urllib.parse
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +49,7 @@ class HindsightClient:
                 user_agent="everhold",
                 max_attempts=1,  # the delivery worker retries
             )
+            _ignore_password_file(self._sdk, settings.base_url)
         return self._sdk
 
     async def close(self) -> None:
@@ -232,3 +235,22 @@ class HindsightClient:
             raise build_memory_error(
                 where, f"its answer cannot be read ({type(error).__name__})", writes=writes
             ) from error
+
+
+def _ignore_password_file(sdk: Any, base_url: str) -> None:
+    """Let the SDK's connection pool use the proxy of the environment, and not `~/.netrc`.
+
+    The pool would open that file before every request. If it named the host, the request would carry that password, or
+    fail because it has a key, too.
+    """
+    rest = sdk.operations.api_client.rest_client
+    rest.proxy = rest.proxy or find_environment_proxy(base_url)
+    rest.pool_manager._trust_env = False
+
+
+def find_environment_proxy(url: str) -> str | None:
+    """Return the proxy that the environment names for a URL."""
+    parts = urllib.parse.urlsplit(url)
+    if urllib.request.proxy_bypass_environment(parts.netloc.rpartition("@")[2]):  # type: ignore[attr-defined]
+        return None
+    return urllib.request.getproxies_environment().get(parts.scheme)

@@ -46,11 +46,14 @@ def inspect_copy(path: Path) -> StoreCopy:
     try:
         db = connect.open_for_reading(path)
         try:
+            migrate.refuse_foreign_schema(db, path)
             return _inspect_connection(db, path)
         finally:
             db.close()
     except apsw.Error as error:
         raise translate_error(error, path) from error
+    except UnicodeDecodeError as error:
+        raise build_damaged_error(path, f"a text in it is no UTF-8: {error}") from error
 
 
 def _inspect_connection(db: apsw.Connection, path: Path) -> StoreCopy:

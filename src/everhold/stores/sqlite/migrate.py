@@ -192,6 +192,33 @@ def inspect_header(path: Path, *, newest: int | None = None) -> None:
         )
 
 
+def refuse_foreign_schema(db: apsw.Connection, path: Path) -> None:
+    """Refuse a file that lacks a table or an index of its schema version, or that has triggers, views or virtual
+    tables. A store has none of these, and they would run when it is used.
+    """
+    remedy = "do not use this file: another program changed it"
+    active = db.execute(
+        "select type, name from sqlite_master where type in ('trigger', 'view') or sql like 'create virtual%'"
+    ).fetchone()
+    if active is not None:
+        raise StoreDamaged(
+            f"{path} has a {active[0]} called {str(active[1])[:100]!r}, and a store of everhold has none", remedy=remedy
+        )
+    version = db.pragma("user_version")
+    example = apsw.Connection(":memory:")
+    try:
+        _upgrade_schema(example, [migration for migration in list_migrations() if migration.number <= version])
+        missing = _list_schema_names(example) - _list_schema_names(db)
+    finally:
+        example.close()
+    if missing:
+        raise StoreDamaged(f"{path} has no {' '.join(min(missing))}, which schema {version} has", remedy=remedy)
+
+
+def _list_schema_names(db: apsw.Connection) -> set[tuple[str, str]]:
+    return set(db.execute("select type, name from sqlite_master where name not like 'sqlite_%'"))
+
+
 def _find_wal_version(wal: Path, page_size: int) -> int:
     """The highest schema version in the write-ahead log's copies of page 1, because an upgrade may only be in there.
 
