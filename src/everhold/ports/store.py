@@ -504,15 +504,24 @@ class Store(Protocol):
         """Apply `change` completely or not at all. Returns once it is durable."""
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self,
+        *,
+        owner: str,
+        at: Now,
+        lease: float,
+        limit: int,
+        skip: Sequence[str] = (),
+        only: Sequence[str] = (),
+        held_back: Sequence[str] = (),
     ) -> list[Claim]:
         """Claim up to `limit` due and unclaimed cursors, the longest due first, each under a new fence.
 
         `skip` names consumers to leave out, `only` the ones to consider. A name that ends with `*` stands for all that
         begin with it. A process never takes over a cursor that `skip` names (`Claim.name`), whatever its lease says,
-        because its own worker holds it and the clock may have been set. Operations that the cursor left running get
-        the same fence; an attempt is counted unless they were paused. Pass the clock itself as `at` if other processes
-        claim, too, because with a time that was read before a stall their leases would appear to begin in the future.
+        because its own worker holds it and the clock may have been set. `held_back` names cursors (`Claim.name`) that
+        must not be claimed from a process that ended. Operations that the cursor left running get the same fence; an
+        attempt is counted unless they were paused. Pass the clock itself as `at` if other processes claim, too, because
+        with a time that was read before a stall their leases would appear to begin in the future.
         """
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
@@ -613,6 +622,9 @@ class Store(Protocol):
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Operation]: ...
+
+    async def list_restarted_turns(self, *, starts: int) -> list[Operation]:
+        """The running turns of all sessions that were started at least so often."""
 
     # -- cursors, receipts, dead letters, state records
     async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None: ...

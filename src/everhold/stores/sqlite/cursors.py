@@ -223,6 +223,7 @@ def claim_cursors(
     limit: int,
     skip: Sequence[str],
     only: Sequence[str],
+    held_back: Sequence[str] = (),
     back: bool = True,
 ) -> list[Claim]:
     """Claim due cursors. `back`: the clock may have gone back to before a delay began."""
@@ -230,14 +231,20 @@ def claim_cursors(
         _restart_mandatory_waits(cur, at)
     consumers = _list_consumers(cur, skip=[name for name in skip if CURSOR_SEPARATOR not in name], only=only)
     due = _find_due_cursors(cur, at=at, limit=limit, consumers=consumers, back=back)
-    if any(before == owner for *_, before in due):
-        # The clock was set. Cursors that workers of `owner` hold stay with them and do not count against the limit.
-        due = _find_due_cursors(cur, at=at, limit=limit + len(skip), consumers=consumers, back=back)
-        due = [row for row in due if row[3] != owner or f"{row[2]}{CURSOR_SEPARATOR}{row[1]}" not in skip][:limit]
+    if held_back or any(before == owner for *_, before in due):
+        # Cursors that are held back do not count against the limit. Nor do those that workers of `owner` hold: they
+        # stay with them, although the clock was set.
+        more = limit + len(skip) + len(held_back)
+        due = _find_due_cursors(cur, at=at, limit=more, consumers=consumers, back=back)
+        due = [row for row in due if _name_cursor(row) not in (skip if row[3] == owner else held_back)][:limit]
     return [
         _build_claim(cur, cur.execute(_CLAIM_ANY, (owner, at, lease, session, consumer)).get, taken_over=before != "")
         for _, session, consumer, before in due
     ]
+
+
+def _name_cursor(row: Sequence[Any]) -> str:
+    return f"{row[2]}{CURSOR_SEPARATOR}{row[1]}"
 
 
 def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:

@@ -48,6 +48,7 @@ from everhold.stores.sqlite import (
     cursors,
     deliveries,
     entries,
+    increments,
     migrate,
     operations,
     people,
@@ -222,13 +223,21 @@ class SqliteStore:
         return self._safe_pos if newest < self._safe_pos else None
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self,
+        *,
+        owner: str,
+        at: Now,
+        lease: float,
+        limit: int,
+        skip: Sequence[str] = (),
+        only: Sequence[str] = (),
+        held_back: Sequence[str] = (),
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
             back = now < self._latest
             found = cursors.claim_cursors(
-                cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=back
+                cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, held_back=held_back, back=back
             )
             self._latest = max(now, cursors.find_latest_wait_start(cur)) if back else now
             return found
@@ -491,6 +500,16 @@ class SqliteStore:
     async def make_copy(self, target: Path) -> copies.StoreCopy:
         """Copy everything committed, and inspect the copy."""
         return await self._read_in_thread(lambda db: copies.make_copy(db, target))
+
+    async def write_increment(
+        self, target: Path, *, after_pos: int, recent_pos: int, blob_row: int
+    ) -> increments.StoreIncrement | None:
+        """Write what was committed after `after_pos` to a file; None if there is nothing."""
+        return await self._read_in_thread(
+            lambda _: increments.write_increment(
+                self.path, target, after_pos=after_pos, recent_pos=recent_pos, blob_row=blob_row
+            )
+        )
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         found = self._fetch_rows("select session, seq, op from entries where dedup = ?", (dedup,))

@@ -63,10 +63,20 @@ class KillableStore(SqliteStore):
         return done
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self,
+        *,
+        owner: str,
+        at: Now,
+        lease: float,
+        limit: int,
+        skip: Sequence[str] = (),
+        only: Sequence[str] = (),
+        held_back: Sequence[str] = (),
     ) -> list[Claim]:
         self.kill_switch(Step.CLAIM, "before")
-        claims = await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        claims = await super().claim_cursors(
+            owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only, held_back=held_back
+        )
         self.kill_switch(Step.CLAIM, "after")
         return claims
 

@@ -444,7 +444,7 @@ class IgnoresClockGoingBack(GatedStore):
     """Ignores that the clock went back, and waits for a time that began in the future."""
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
+        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = (), held_back: Any = ()
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
@@ -466,10 +466,12 @@ class TakesFromItself(GatedStore):
     """Claims a cursor whose lease seems to be over, even if a worker of the same process holds it."""
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
+        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = (), held_back: Any = ()
     ) -> list[Claim]:
         consumers = [name for name in skip if CURSOR_SEPARATOR not in name]
-        return await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=consumers, only=only)
+        return await super().claim_cursors(
+            owner=owner, at=at, lease=lease, limit=limit, skip=consumers, only=only, held_back=held_back
+        )
 
 
 class ShortensWaits(GatedStore):

@@ -171,10 +171,20 @@ class GatedStore(_StoreMethods):
         return done
 
     async def claim_cursors(
-        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self,
+        *,
+        owner: str,
+        at: Now,
+        lease: float,
+        limit: int,
+        skip: Sequence[str] = (),
+        only: Sequence[str] = (),
+        held_back: Sequence[str] = (),
     ) -> list[Claim]:
         await self._before(Step.CLAIM)
-        claims = await self.disk.claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        claims = await self.disk.claim_cursors(
+            owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only, held_back=held_back
+        )
         self.witness.record_claims(self.process, claims)
         await self._after(Step.CLAIM)
         return claims
