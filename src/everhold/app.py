@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import getpass
 import os
@@ -34,10 +35,10 @@ from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
-from everhold.errors import StoreError, StoreFull
+from everhold.errors import Refused, StoreError, StoreFull
 from everhold.infra.child_process import ChildProcesses
-from everhold.infra.home import Home
-from everhold.infra.home_lock import HomeLock
+from everhold.infra.home import Home, ensure_home_id, require_store
+from everhold.infra.home_lock import HomeLock, hold_machine_locks
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
@@ -150,8 +151,10 @@ class GatewayApp:
         """Acquire the home's lock and open the store. The engine uses store and clock only through `gates`."""
         home, log, chance = self.home, self.log, self.chance
         self.lock = HomeLock(home.lock).acquire()
+        self.machine_locks = contextlib.ExitStack()
         try:
-            self.store = DiskGuardedStore.open(home.store, chance=chance, backups=home.backups)
+            require_store(home)
+            self.store = DiskGuardedStore.open(home.store, chance=chance, backups=home.backups, watched=(home.lock,))
         except BaseException:
             self.lock.release()
             raise
@@ -380,11 +383,22 @@ class GatewayApp:
         count = await self.memory_admin.resume_erasures(restored=restored)
         return count + await self.session_admin.reapply_erasures()
 
+    def _hold_machine_locks(self) -> None:
+        """Refuse to work on a copy of a home that is in use, or at a path whose previous home is still in use."""
+        home_id = ensure_home_id(self.home, random_bytes=self.chance.bytes)
+        try:
+            directory = find_locks_directory(self.environ)
+        except (OSError, Refused) as error:
+            self.log.warning("home.unlocked", error=error, remedy="set EVERHOLD_LOCKS to a private directory")
+            return
+        self.machine_locks.enter_context(hold_machine_locks(directory, home=self.home.path, home_id=home_id))
+
     async def start(self, *, listen: bool = True) -> int:
         """Resume unfinished work and start all tasks. Return how many messages wait for an answer.
 
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
+        self._hold_machine_locks()
         await self.store.revoke_leases(owner=self.gates.owner, at=self.clock.now())
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
@@ -516,18 +530,21 @@ class GatewayApp:
         await self.agents.close()
         await self.index.close()
         await self.store.close()
+        self.machine_locks.close()
         self.lock.release()
 
     # -- reporting ---------------------------------------------------------------------------------------------------
 
     @property
     def fatal_error(self) -> StoreError | None:
-        """Why this process must restart, if it must."""
-        return self.store.broken
+        """Why this process must end, if it must."""
+        return self.store.find_fault()
 
     def _explain_not_accepting(self) -> str:
         """Why messages are not accepted now; empty if they are."""
-        return str(self.fatal_error) if self.fatal_error else "the disk is full" if self.disk_guard.is_full else ""
+        if fault := self.fatal_error:
+            return str(fault)
+        return "the disk is full" if self.disk_guard.is_full else ""
 
     def describe(self) -> dict[str, Any]:
         """The state of this process, for `status`."""

@@ -14,6 +14,7 @@ EverholdError
 │   ├── StoreFull      no disk space: stop acknowledging, report it, continue when there is space
 │   ├── StoreBusy      another program holds the lock: nothing was written, try again
 │   ├── StoreDamaged   a file is corrupt: refuse to open it
+│   ├── StoreMissing   a file was deleted, moved or replaced: acknowledge nothing, end the process
 │   ├── StoreNewer     written by a newer everhold: write nothing, upgrade
 │   └── StoreOutdated  written by a development version: start with a new home
 ├── HomeBusy           another process holds this home
@@ -91,6 +92,10 @@ class StoreBusy(StoreError):
 
 class StoreDamaged(StoreError):
     """The database is corrupt."""
+
+
+class StoreMissing(StoreError):
+    """The files of the store are no longer where they were opened."""
 
 
 class StoreNewer(StoreError):

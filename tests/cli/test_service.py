@@ -19,7 +19,17 @@ import pytest
 
 from everhold.cli.main import _is_final
 from everhold.config import ConfigError
-from everhold.errors import HomeBusy, Refused, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreNewer, StoreOutdated
+from everhold.errors import (
+    HomeBusy,
+    Refused,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreMissing,
+    StoreNewer,
+    StoreOutdated,
+)
 from tests.cli.command_home import CONFIG, CommandHome, CommandResult, wait_until
 from tests.waiting import LIMIT_SECONDS
 
@@ -253,7 +263,13 @@ def test_a_service_manager_can_choose_the_exit_code_for_giving_up(command_home: 
 def test_only_temporary_failures_are_retried() -> None:
     for error in (HomeBusy("in use"), StoreBusy("locked"), StoreFull("no room"), StoreError("fsync"), Refused("port")):
         assert not _is_final(error)
-    for final in (StoreDamaged("torn"), StoreNewer("of tomorrow"), StoreOutdated("of the past"), ConfigError([])):
+    for final in (
+        StoreDamaged("torn"),
+        StoreMissing("gone"),
+        StoreNewer("of tomorrow"),
+        StoreOutdated("of the past"),
+        ConfigError([]),
+    ):
         assert _is_final(final)
 
 

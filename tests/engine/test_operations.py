@@ -22,7 +22,7 @@ from everhold.core.entries import (
     Thought,
     ToolCall,
 )
-from everhold.core.turn import MAX_TURN_ATTEMPTS
+from everhold.core.turn import MAX_TURN_ATTEMPTS, compute_stable_seconds
 from everhold.errors import LeaseLost, Overloaded, Refused, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.store import Change, CommitResult, Step, Wakeup
@@ -132,7 +132,9 @@ class TestRule6Fences:
         assert len(gateway.list_shown_texts()) == 1
         gateway.assert_sound()
 
-    def test_an_operation_that_crashes_repeatedly_fails_with_a_notice(self, gateway: InProcessGateway) -> None:
+    def test_an_operation_whose_processes_end_is_tried_again_when_one_has_run_for_a_while(
+        self, gateway: InProcessGateway
+    ) -> None:
         gateway.runtimes.model = FakeModel(calling("pure"))
         gateway.runtimes.tools = {"pure": FakeTool("pure", ToolEffect.PURE)}
         session = gateway.send_message("this kills you", rest=False).session
@@ -140,13 +142,11 @@ class TestRule6Fences:
             crash_at_step(gateway, Step.RETURN, after=False)
             gateway.pass_time(5)
             gateway.start()
+        gateway.pass_time(compute_stable_seconds(MAX_TURN_ATTEMPTS + 1) - 1)
+        assert gateway.read_bodies(session, Ended) == []
         gateway.run_until_idle(10)
-        ended = gateway.read_bodies(session, Ended)
-        assert [body.outcome for body in ended] == ["failed"]
-        assert gateway.read_bodies(session, Notified)[0].text in gateway.list_shown_texts()
-        gateway.runtimes.model = FakeModel()
-        gateway.send_message("/retry")
-        assert gateway.list_shown_texts()[-1] == "You said: this kills you"
+        assert [body.outcome for body in gateway.read_bodies(session, Ended)] == ["done"]
+        assert [text.partition(" did ")[0] for text in gateway.list_shown_texts()] == ["it says: pure"]
         gateway.assert_sound()
 
     def test_a_turn_continues_after_a_long_absence_of_its_agent(self, gateway: InProcessGateway) -> None:

@@ -33,6 +33,7 @@ def test_the_files_of_a_home_have_the_documented_names(tmp_path: Path) -> None:
         home.index,
         home.erasures,
         home.lock,
+        home.id,
         home.api_socket,
         home.disk_reserve,
     ]
@@ -43,6 +44,7 @@ def test_the_files_of_a_home_have_the_documented_names(tmp_path: Path) -> None:
         "index.db",
         "erasures.log",
         "lock",
+        "home.id",
         "api.sock",
         "disk-reserve",
         "logs",

@@ -75,14 +75,22 @@ def test_a_lock_is_taken_once_and_free_after_release(tmp_path: Path) -> None:
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_lock_file_that_was_replaced_is_not_trusted(tmp_path: Path) -> None:
+def test_a_home_whose_lock_file_was_replaced_is_still_locked(tmp_path: Path) -> None:
     held = HomeLock(tmp_path / "lock").acquire()
     (tmp_path / "lock").unlink()
-    second = HomeLock(tmp_path / "lock").acquire()
-    assert second.is_held
-    assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
+    with pytest.raises(HomeBusy, match="its lock file was replaced"):
+        HomeLock(tmp_path / "lock").acquire()
     held.release()
-    second.release()
+    HomeLock(tmp_path / "lock").acquire().release()
+
+
+def test_a_moved_home_is_still_locked(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    held = HomeLock(tmp_path / "home" / "lock").acquire()
+    (tmp_path / "home").rename(tmp_path / "moved")
+    with pytest.raises(HomeBusy, match=str(os.getpid())):
+        HomeLock(tmp_path / "moved" / "lock").acquire()
+    held.release()
 
 
 def test_a_lock_file_removed_between_opening_and_locking_is_created_again(

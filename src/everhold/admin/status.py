@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core.entries import Compressed, Entry
+from everhold.core.turn import MAX_TURN_ATTEMPTS, compute_stable_seconds
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.gates import Gates
 from everhold.engine.memory import health as memory_health
@@ -26,6 +27,10 @@ async def collect_status(gates: Gates, runtimes: AgentRuntimes) -> dict[str, Any
         "waiting": summarize_waiting(cursors),
         "dead_letters": len(dead_letters),
         "in_doubt": sum(letter.in_doubt for letter in dead_letters) + await store.count_receipts_in_doubt(),
+        "given_up": [
+            {"session": turn.session, "starts": turn.attempts, "after_seconds": compute_stable_seconds(turn.attempts)}
+            for turn in await store.list_restarted_turns(starts=MAX_TURN_ATTEMPTS + 1)
+        ],
         "failing": sorted({cursor.consumer for cursor in cursors if cursor.error}),
         "compressions": [
             render_compression(entry) for entry in await store.list_compressions(limit=MAX_LISTED_COMPRESSIONS)

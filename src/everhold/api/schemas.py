@@ -611,6 +611,14 @@ class WaitingConsumerView(Struct):
     error: str
 
 
+class GivenUpTurnView(Struct):
+    """A turn whose processes ended too often. It is tried again once a gateway has run for `after_seconds`."""
+
+    session: str
+    starts: int
+    after_seconds: float
+
+
 class StatusResponse(Struct):
     """The state of the process, and what waits, fails or was given up in its home."""
 
@@ -640,6 +648,7 @@ class StatusResponse(Struct):
     waiting: list[WaitingConsumerView]
     dead_letters: int
     in_doubt: int
+    given_up: list[GivenUpTurnView]
     failing: list[str]
     compressions: list[dict[str, Any]]
     memories: list[dict[str, Any]]

@@ -27,7 +27,7 @@ from everhold.core.commands import COMMAND_MENU
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import EverholdError, HomeBusy, InvalidRequest, Refused
 from everhold.infra.fetch import UrlFetcher
-from everhold.infra.home_lock import HomeLock
+from everhold.infra.home_lock import FileLock
 from everhold.infra.plugins import PLATFORM_PLUGINS, PluginCatalogue
 from everhold.infra.secret import SecretString
 from everhold.ingress.chat_records import ChatAliases
@@ -325,7 +325,7 @@ class PlatformAccounts:
             for secret in account.secrets:
                 digest = hashlib.sha256(f"{account.key[0]}\0{secret.reveal()}".encode()).hexdigest()
                 try:
-                    held.enter_context(HomeLock(directory / f"{digest[:32]}.lock"))
+                    held.enter_context(FileLock(directory / f"{digest[:32]}.lock"))
                 except HomeBusy as error:
                     who = error.message.partition(" is using")[0]
                     trouble = f"its token is listened to already, by {who}"

@@ -18,7 +18,7 @@ from everhold.cli.client import ApiClient
 from everhold.cli.render import CommandScreen, escape_control
 from everhold.cli.transport import GatewayGone, SocketTransport, make_foreign_error
 from everhold.errors import HomeBusy, NotFound, Transient
-from everhold.infra.home import Home
+from everhold.infra.home import Home, require_store
 
 if TYPE_CHECKING:
     from everhold.app import GatewayApp
@@ -58,6 +58,7 @@ def find_home(args: argparse.Namespace) -> Home:
 async def connect_for_reading(args: argparse.Namespace, screen: CommandScreen) -> AsyncIterator[ApiClient]:
     """The API for a command that reads, or changes a record. Without a gateway it answers no messages."""
     home = find_home(args)
+    require_store(home)
     if not home.store.exists():
         raise NotFound(
             f"{home.path} has no sessions yet",

@@ -56,7 +56,8 @@ _TYPES: Final[Mapping[str, type[EverholdError]]] = {
     for kind in (
         errors.Transient, errors.Overloaded, errors.Refused, errors.TooLong, errors.Poisoned, errors.InDoubt,
         errors.LeaseLost, errors.Conflict, errors.StoreError, errors.StoreFull, errors.StoreBusy, errors.StoreDamaged,
-        errors.StoreNewer, errors.StoreOutdated, errors.HomeBusy, errors.NotFound, errors.InvalidRequest,
+        errors.StoreMissing, errors.StoreNewer, errors.StoreOutdated, errors.HomeBusy, errors.NotFound,
+        errors.InvalidRequest,
     )
 } | {"denied": errors.Refused}  # fmt: skip
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from everhold import __version__
 from everhold.cli.parser import UsageMistake, build_parser
 from everhold.cli.render import CommandScreen
-from everhold.errors import EverholdError, StoreDamaged, StoreNewer, StoreOutdated
+from everhold.errors import EverholdError, StoreDamaged, StoreMissing, StoreNewer, StoreOutdated
 
 INTERRUPTED_EXIT_CODE = 130
 _GENERAL_DEFAULTS: dict[str, object] = {"home": None, "log": None, "json": False, "give_up_with": None}
@@ -88,7 +88,7 @@ def _is_final(error: EverholdError) -> bool:
     """Whether a restart would fail again until a person has fixed the cause."""
     from everhold.config.errors import ConfigError
 
-    return isinstance(error, ConfigError | StoreDamaged | StoreNewer | StoreOutdated)
+    return isinstance(error, ConfigError | StoreDamaged | StoreMissing | StoreNewer | StoreOutdated)
 
 
 def _print_trace(error: BaseException) -> None:

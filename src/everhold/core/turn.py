@@ -32,7 +32,10 @@ from everhold.ports.tool import ToolEffect
 MAX_ROUNDS: Final = 60
 """A turn that asked the model this often ends failed, because it is probably in a loop."""
 MAX_TURN_ATTEMPTS: Final = 5
-"""A turn that crashed this often ends failed."""
+"""A turn that failed this often in one process ends failed. A turn whose processes ended so often is given up for now:
+it is tried again once a process has run for a while (`compute_stable_seconds`)."""
+FIRST_STABLE_SECONDS: Final = 60.0
+MAX_STABLE_SECONDS: Final = 3_600.0
 
 NO_REFUSALS: Final[Mapping[str, str]] = {}
 UNKNOWN_OUTCOME_TEXT: Final = (
@@ -199,6 +202,13 @@ TurnAction: TypeAlias = AskModel | RecordBodies | RunTool | FinishTurn | WaitFor
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def compute_stable_seconds(starts: int) -> float:
+    """How long a process must have run before it tries a turn that earlier processes started so often."""
+    if starts <= MAX_TURN_ATTEMPTS:
+        return 0.0
+    return min(FIRST_STABLE_SECONDS * 2.0 ** min(starts - MAX_TURN_ATTEMPTS - 1, 10), MAX_STABLE_SECONDS)
 
 
 def rebuild_turn(

@@ -31,9 +31,10 @@ from everhold.engine.outbox import drafts as outbox_drafts
 from everhold.engine.outbox.delivery import DeliveryWorker, Destination
 from everhold.engine.outbox.platform import SEND_DEADLINE_SECONDS, PlatformDestination
 from everhold.engine.roles import RoleSource, StampedRoles
+from everhold.engine.suspects import TurnSuspects
 from everhold.engine.turn import worker as turn_worker
 from everhold.engine.turn.execution import TurnContext
-from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
+from everhold.errors import Conflict, EverholdError, LeaseLost, NotFound, Poisoned, StoreError
 from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup, name_cursor
 
 LEASE_SECONDS: Final = 120.0
@@ -48,6 +49,8 @@ CLOCK_JUMP_SECONDS: Final = 1.0
 """If the clock gained or lost more than this since the last check, it was set, or the machine slept."""
 POLL_SECONDS: Final = 5.0
 """The longest time between two checks for due cursors. Wakeups are only hints; this is the guarantee."""
+SUSPECT_POLL_SECONDS: Final = 1.0
+"""The shortest time between two checks while due cursors are held back, because of a turn that may end the process."""
 UNAVAILABLE_RETRY_SECONDS: Final = 60.0
 MEMORY_CONSUMERS: Final = (f"{consumers.MEMORY_PREFIX}*",)
 
@@ -101,6 +104,9 @@ class WorkerSupervisor:
         self.is_stopping = False
         self.released_upto = float("-inf")
         """What was said up to this time is not held back from memories, even if batches are not full."""
+        self.suspects = TurnSuspects()
+        self._failures_in_row: Counter[str] = Counter()
+        """How often in a row the worker of a cursor failed in this process."""
         self.only_consumers: tuple[str, ...] = ()
         """The consumers whose cursors are claimed; empty: all."""
         self.is_dispatching = False
@@ -126,6 +132,7 @@ class WorkerSupervisor:
         ahead = float("-inf")
         self.is_dispatching = True
         await gates.retry_write(self.release_held_memories)  # the previous process may have had no time for it
+        self.suspects = await TurnSuspects.find(gates.store, at=gates.clock.monotonic())
         self.wakeups.worker_pool = self
         while not self.is_stopping:
             self.wakeups.work_available.clear()
@@ -146,17 +153,31 @@ class WorkerSupervisor:
                 (taken[consumer] for consumer in taken if consumer not in full), default=0
             )
             due = await gates.store.get_next_due(at=gates.clock.now(), skip=full, only=self.only_consumers)
+            held_back: list[str] = []
             if free_slots > 0 and (jumped or (due is not None and due <= 0)):
-                claims = await gates.retry_write(functools.partial(self._claim_cursors, min(free_slots, share), full))
+                held_back = await self._list_held_back()
+                claims = await gates.retry_write(
+                    functools.partial(self._claim_cursors, min(free_slots, share), full, held_back)
+                )
                 for claim in claims:
                     self._start_worker(claim)
                 if claims:
                     continue
             # A cursor that is due but could not be claimed belongs to another process: check again soon, not at once.
-            wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, 0.05))
+            soonest = SUSPECT_POLL_SECONDS if held_back else 0.05
+            wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, soonest))
             await gates.sleep(wait, wakeup=self.wakeups.work_available)
 
-    async def _claim_cursors(self, free_slots: int, full: list[str]) -> list[Claim]:
+    async def _list_held_back(self) -> list[str]:
+        if not self.suspects:
+            return []
+        clock = self.gates.clock
+        running = {task.get_name() for task in self.tasks}
+        return await self.suspects.list_held_back(
+            self.gates.store, at=clock.monotonic(), now=clock.now(), running=running
+        )
+
+    async def _claim_cursors(self, free_slots: int, full: list[str], held_back: list[str]) -> list[Claim]:
         """Claim due cursors, except those that a worker of this process holds, even if the clock says that their lease
         expired.
         """
@@ -168,6 +189,7 @@ class WorkerSupervisor:
             skip=full,
             only=self.only_consumers,
             list_held=self._list_held_cursors,
+            held_back=held_back,
         )
 
     def _list_held_cursors(self) -> list[str]:
@@ -250,8 +272,26 @@ class WorkerSupervisor:
         self.wakeups.work_available.set()
         while self.tasks and self.gates.clock.monotonic() < deadline:
             await self.gates.sleep(0.05)
+        await self._pause_turns()
         for task in list(self.tasks):
             task.cancel()
+
+    async def _pause_turns(self) -> None:
+        """Record that running turns did not end this process, so that their next start does not count."""
+        for claim in [claim for claim in self.tasks.values() if claim.consumer == consumers.TURN]:
+            try:
+                for turn in await self.gates.store.list_operations(claim.session, types=("turn",), states=("running",)):
+                    change = Change(
+                        step=Step.PAUSE,
+                        session=claim.session,
+                        at=self.gates.clock.now(),
+                        claim=claim,
+                        op=turn.op,
+                        pause=True,
+                    )
+                    await self.gates.commit(change)
+            except (StoreError, LeaseLost, Conflict):
+                continue  # it ended meanwhile, or nothing can be written
 
     async def release_held_memories(self) -> None:
         """Release what is held back from memories: after a start, after a change of configuration, before a stop."""
@@ -287,8 +327,9 @@ class WorkerSupervisor:
         self.workers_by_consumer[claim.consumer] -= 1
         if not self.workers_by_consumer[claim.consumer]:
             del self.workers_by_consumer[claim.consumer]
+        was_suspect = self.suspects.clear(claim.name)
         # A worker that released an empty cursor leaves nothing to claim, but it may free a slot.
-        if full or task.cancelled() or task.exception() is not None or not task.result():
+        if was_suspect or full or task.cancelled() or task.exception() is not None or not task.result():
             self.wakeups.work_available.set()
 
     async def _run_worker(self, claim: Claim) -> bool:
@@ -296,7 +337,9 @@ class WorkerSupervisor:
         log = self.gates.log.bind(session=claim.session, consumer=claim.consumer)
         await self._wait_for_start()
         try:
-            return await self._work_on_cursor(claim)
+            is_idle = await self._work_on_cursor(claim)
+            self._failures_in_row.pop(claim.name, None)
+            return is_idle
         except LeaseLost:
             log.info("lease.lost")
             # Perhaps only the operation was lost, because another worker ended it. In that case the cursor is still
@@ -311,9 +354,12 @@ class WorkerSupervisor:
             await self._release_cursor(claim, str(error))
         except EverholdError as error:
             log.warning("consumer.failed", error=error)
+            if not isinstance(error, NotFound):  # an agent that is not configured now may come back
+                self._failures_in_row[claim.name] += 1
             await self._release_cursor(claim, str(error))
         except Exception as error:  # the last resort for one cursor: its bug must not stop the others
             log.error("consumer.failed", error=error)
+            self._failures_in_row[claim.name] += 1
             await self._release_cursor(claim, f"{type(error).__name__}: {error}")
         return False
 
@@ -360,6 +406,7 @@ class WorkerSupervisor:
             on_text=self.on_text,
             draft_deadline=self.draft_deadline,
             roles=self.roles,
+            failures=self._failures_in_row.get(claim.name, 0),
         )
         await turn_worker.TurnWorker(context).run()
         return context.is_idle

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from everhold.config.errors import ConfigError, ConfigProblem
-from everhold.errors import StoreError, StoreFull
+from everhold.errors import StoreError, StoreFull, StoreMissing
 
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -21,6 +22,7 @@ MAX_READ_BYTES: Final = 1 << 20
 """The size of the largest configuration file."""
 
 _FULL_DISK_ERRNOS: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_HOME_ID: Final = re.compile(rb"[0-9a-f]{32}\n?")
 _POSIX: Final = os.name == "posix"
 _NOFOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
@@ -85,6 +87,11 @@ class Home:
         return self.path / "lock"
 
     @property
+    def id(self) -> Path:
+        """A random name of this home. A copy has it, too. It exists as soon as the home has had a store."""
+        return self.path / "home.id"
+
+    @property
     def api_socket(self) -> Path:
         return self.path / "api.sock"
 
@@ -125,7 +132,7 @@ class Home:
     def check_private(self) -> None:
         """Raise ConfigError if other users can change this home. A home that does not exist yet is fine."""
         found = list(_find_trust_problems(self.path))
-        for secret in (self.env, self.salt, self.lock, self.api_socket, self.store, self.index, self.erasures):
+        for secret in (self.env, self.salt, self.lock, self.id, self.api_socket, self.store, self.index, self.erasures):
             if secret.is_symlink():
                 found.append(
                     ConfigProblem(
@@ -136,6 +143,26 @@ class Home:
                 )
         if found:
             raise ConfigError(found)
+
+
+def ensure_home_id(home: Home, *, random_bytes: Callable[[int], bytes]) -> str:
+    """Return the id of a home that has a store. Make it at the first time."""
+    known = read_file(home.id)
+    if known is not None and _HOME_ID.fullmatch(known):
+        return known.decode().strip()
+    made = random_bytes(16).hex()
+    write_file(home.id, f"{made}\n".encode())
+    return made
+
+
+def require_store(home: Home) -> None:
+    """Raise StoreMissing if this home had a store and has none. A new one would hide the loss."""
+    if home.id.exists() and not home.store.exists():
+        raise StoreMissing(
+            f"{home.store} is gone, although this home had a store",
+            remedy=f"bring the file back with everything beside it, or restore the last backup (`everhold restore`); "
+            f"to begin with an empty store, delete {home.id}",
+        )
 
 
 def make_private_directory(path: Path) -> None:

@@ -520,6 +520,7 @@ class Store(Protocol):
         limit: int,
         skip: Sequence[str] = (),
         only: Sequence[str] = (),
+        held_back: Sequence[str] = (),
         list_held: Callable[[], Collection[str]] = list,
     ) -> list[Claim]:
         """Claim up to `limit` due and unclaimed cursors, the longest due first, each under a new fence.
@@ -527,7 +528,8 @@ class Store(Protocol):
         `skip` names consumers to leave out, `only` the ones to consider. A name that ends with `*` stands for all that
         begin with it. Operations that the cursor left running get the same fence; an attempt is counted unless they
         were paused. Pass the clock itself as `at` if other processes claim, too, because with a time that was read
-        before a stall their leases would appear to begin in the future.
+        before a stall their leases would appear to begin in the future. `held_back` names cursors (`name_cursor`) that
+        must not be claimed from a process that ended.
 
         A process never takes a cursor from its own worker, whatever the lease says, because the clock may have been
         set. `list_held` returns the names of these cursors (`name_cursor`). It is called when the write begins, on
@@ -640,6 +642,9 @@ class Store(Protocol):
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Operation]: ...
+
+    async def list_restarted_turns(self, *, starts: int) -> list[Operation]:
+        """The running turns of all sessions that were started at least so often."""
 
     # -- cursors, receipts, dead letters, state records
     async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None: ...

@@ -56,6 +56,7 @@ class LogEvent(StrEnum):
     GATEWAY_STOPPING = "gateway.stopping"
     HISTORY_FAILED = "history.failed"
     HISTORY_RETRYING = "history.retrying"
+    HOME_UNLOCKED = "home.unlocked"
     HTTP_DENIED = "http.denied"
     IDENTITY_LINKED = "identity.linked"
     IDENTITY_UNLINKED = "identity.unlinked"

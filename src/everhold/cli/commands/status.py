@@ -61,6 +61,10 @@ def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
             wrong.append(
                 (f"{row['consumer']}: {row['error']}", "everhold tries again; `everhold logs` has the details")
             )
+    for it in found.get("given_up", ()):  # an older gateway reports none
+        what = f"session {it['session']}: {it['starts']} processes ended during its turn, so it is given up for now"
+        remedy = f"it is tried again by itself when the gateway has run for {format_duration(it['after_seconds'])}"
+        wrong.append((what, f"{remedy}; /stop in the chat ends it"))
     for it in found["memories"]:
         if it["state"] == "failing" and f"memory:{it['memory']}" not in found["failing"]:
             what = it["report"] or it["error"] or "it does not answer"

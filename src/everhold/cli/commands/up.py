@@ -140,9 +140,10 @@ async def _wait_for_end(app: GatewayApp, signals: _StopSignals) -> None:
 async def _stop_gateway(app: GatewayApp, signals: _StopSignals) -> None:
     """Wait for running work until the drain time or a second signal. Unfinished work resumes at the next start."""
     running = len(app.supervisor.tasks)
+    seconds = DRAIN_SECONDS if app.fatal_error is None else 0.0  # without a store no work can finish
     if running:
-        app.log.info("gateway.stopping", running=running, seconds=DRAIN_SECONDS, remedy="a second signal stops at once")
-    stopping = asyncio.ensure_future(app.stop())
+        app.log.info("gateway.stopping", running=running, seconds=seconds, remedy="a second signal stops at once")
+    stopping = asyncio.ensure_future(app.stop(seconds=seconds))
     hurry = asyncio.ensure_future(signals.second.wait())
     await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():

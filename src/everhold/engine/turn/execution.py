@@ -144,10 +144,13 @@ class TurnContext:
         on_text: Callable[[str, int, str | None], None] | None = None,
         draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
         roles: RoleSource | None = None,
+        failures: int = 0,
     ) -> None:
         self.gates = gates
         self.store = gates.store
         self.claim = claim
+        self.failures = failures
+        """How often in a row a worker of this cursor failed in this process."""
         self.runtimes = runtimes
         self.roles: RoleSource = roles or StampedRoles()
         self.wakeups = wakeups
@@ -296,7 +299,8 @@ class TurnExecution:
         self.steps = [entry for entry in entries if entry.op == op]
         await self._consume_seqs(list_consumed_seqs(self.steps))
         await self._use_context(await self._load_earlier_context(self.session))
-        self.state = rebuild_turn(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
+        tries = self.context.failures + 1  # the starts of processes that ended are not the turn's failures
+        self.state = rebuild_turn(self.steps, session=self.session.id, op=op, attempts=tries, left_over=True)
         if self.state.ended:
             return True  # another worker ended it: check again
         self.log.info("turn.resumed", attempt=attempts, rounds=self.state.rounds)

@@ -224,6 +224,7 @@ def claim_cursors(
     limit: int,
     skip: Sequence[str],
     only: Sequence[str],
+    held_back: Sequence[str] = (),
     list_held: Callable[[], Collection[str]] = list,
     back: bool = True,
 ) -> list[Claim]:
@@ -232,15 +233,21 @@ def claim_cursors(
         _restart_mandatory_waits(cur, at)
     consumers = _list_consumers(cur, skip=skip, only=only)
     due = _find_due_cursors(cur, at=at, limit=limit, consumers=consumers, back=back)
-    if any(before == owner for *_, before in due):
-        # The clock was set. Cursors that workers of `owner` hold stay with them and do not count against the limit.
+    if held_back or any(before == owner for *_, before in due):
+        # Cursors that are held back do not count against the limit. Nor do those that workers of `owner` hold: they
+        # stay with them, although the clock was set.
         held = set(list_held())
-        due = _find_due_cursors(cur, at=at, limit=limit + len(held), consumers=consumers, back=back)
-        due = [row for row in due if row[3] != owner or name_cursor(row[1], row[2]) not in held][:limit]
+        more = limit + len(held) + len(held_back)
+        due = _find_due_cursors(cur, at=at, limit=more, consumers=consumers, back=back)
+        due = [row for row in due if _name_row_cursor(row) not in (held if row[3] == owner else held_back)][:limit]
     return [
         _build_claim(cur, cur.execute(_CLAIM_ANY, (owner, at, lease, session, consumer)).get, taken_over=before != "")
         for _, session, consumer, before in due
     ]
+
+
+def _name_row_cursor(row: Sequence[Any]) -> str:
+    return name_cursor(row[1], row[2])
 
 
 def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:

@@ -150,6 +150,12 @@ def _create_database(path: Path, *, migrations: Sequence[SchemaMigration]) -> No
     sync_path(path.parent)
 
 
+def create_schema(db: apsw.Connection) -> None:
+    """Give an empty database the schema of this build."""
+    db.pragma("application_id", APPLICATION_ID)
+    _upgrade_schema(db, list_migrations())
+
+
 def _upgrade_schema(db: apsw.Connection, migrations: Sequence[SchemaMigration]) -> None:
     db.execute("begin immediate")
     try:

@@ -180,6 +180,11 @@ _COLUMNS: Final = (
     "compression, stop"
 )
 
+SELECT_RESTARTED: Final = (
+    f"select {_COLUMNS} from operations indexed by operations_running "
+    "where state = 'running' and type = 'turn' and attempts >= ? order by session, op"
+)
+
 
 def build_operations_query(
     session: str,

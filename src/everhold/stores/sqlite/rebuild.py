@@ -124,7 +124,7 @@ def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -
     for table in ("dead_letters", "receipts"):
         cur.execute(f"delete from {table} where seq >= (select next_seq from sessions where id = session)")
     rebuild_derived_rows(cur)
-    _cut_cursors(cur, at=at)
+    fit_cursors(cur, at=at)
     stopped = _stop_running(cur, at=at, chance=chance)
     left = cur.execute("select count(*) from sessions").get
     return RollbackResult(kept_upto_pos=pos, entries=removed_count, sessions=before - left, stopped_operations=stopped)
@@ -191,7 +191,7 @@ def _derive_entry(cur: apsw.Cursor, session: str, seq: int, op: int | None, body
         sessions.raise_generation(cur, session, by=raised, erasures=0)
 
 
-def _cut_cursors(cur: apsw.Cursor, *, at: float) -> None:
+def fit_cursors(cur: apsw.Cursor, *, at: float) -> None:
     """Limit cursors to the end of the log, and drop batches in flight that reach beyond it."""
     cur.execute(
         "update cursors set owner = '', processed_seq = "

@@ -48,6 +48,7 @@ from everhold.stores.sqlite import (
     cursors,
     deliveries,
     entries,
+    increments,
     migrate,
     operations,
     people,
@@ -58,6 +59,7 @@ from everhold.stores.sqlite import (
     watermark,
 )
 from everhold.stores.sqlite.errors import build_damaged_error, build_invalid_name_error, translate_error
+from everhold.stores.sqlite.files import StoreFiles
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
 T = TypeVar("T")
@@ -111,13 +113,15 @@ class SqliteStore:
         patience: float = connect.LOCK_WAIT_SECONDS,
         migrations: Sequence[migrate.SchemaMigration] | None = None,
         vfs: str | None = None,
+        watched: Sequence[Path] = (),
     ) -> Self:
         """Open the database at `path`. Create or upgrade it if needed. Refuse a damaged or too new one without changing
         it.
 
         `inline` commits on the caller's thread, for the simulator. Before an upgrade, a checked copy is made in
         `backups` (by default beside the database). `patience` is how many seconds to wait for another process's lock.
-        `migrations` and `vfs` are for tests.
+        `migrations` and `vfs` are for tests. `watched` are other files, such as the home's lock: if one of them is
+        deleted or replaced while the store is open, nothing is acknowledged any more.
         """
         path = Path(path).absolute()
         # The watermark proves a loss only if every commit is synced.
@@ -148,7 +152,10 @@ class SqliteStore:
                 raise translate_error(error, path) from error
             raise
         mark = watermark.WatermarkFile(mark_path) if uses_watermark else None
-        writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark, patience=patience)
+        if inline:
+            writer: InlineWriter | ThreadWriter = InlineWriter(db, path)
+        else:
+            writer = ThreadWriter(db, path, mark, files=StoreFiles(path, watched=watched), patience=patience)
         store = cls(path, writer=writer, read_connection=read_connection, chance=chance, vfs=vfs)
         store.upgrade_backup = saved[0] if saved else None
         if had_power_cut and not inline:
@@ -163,6 +170,11 @@ class SqliteStore:
     @property
     def broken(self) -> StoreError | None:
         """Why nothing can be written any more. The process has to restart."""
+        return self.writer.broken
+
+    def find_fault(self) -> StoreError | None:
+        """Why nothing can be written any more. Unlike `broken`, it looks for the files now."""
+        self.writer.check_files()
         return self.writer.broken
 
     # -- writing
@@ -219,6 +231,7 @@ class SqliteStore:
         limit: int,
         skip: Sequence[str] = (),
         only: Sequence[str] = (),
+        held_back: Sequence[str] = (),
         list_held: Callable[[], Collection[str]] = list,
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
@@ -232,6 +245,7 @@ class SqliteStore:
                 limit=limit,
                 skip=skip,
                 only=only,
+                held_back=held_back,
                 list_held=list_held,
                 back=back,
             )
@@ -399,6 +413,9 @@ class SqliteStore:
         )
         return [operations.parse_operation_row(row) for row in self._fetch_rows(sql, values)]
 
+    async def list_restarted_turns(self, *, starts: int) -> list[Operation]:
+        return [operations.parse_operation_row(row) for row in self._fetch_rows(operations.SELECT_RESTARTED, (starts,))]
+
     # -- cursors, receipts, dead letters, state records
 
     async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None:
@@ -498,6 +515,16 @@ class SqliteStore:
         """Copy everything committed, and inspect the copy."""
         return await self._read_in_thread(lambda db: copies.make_copy(db, target))
 
+    async def write_increment(
+        self, target: Path, *, after_pos: int, recent_pos: int, blob_row: int
+    ) -> increments.StoreIncrement | None:
+        """Write what was committed after `after_pos` to a file; None if there is nothing."""
+        return await self._read_in_thread(
+            lambda _: increments.write_increment(
+                self.path, target, after_pos=after_pos, recent_pos=recent_pos, blob_row=blob_row
+            )
+        )
+
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         found = self._fetch_rows("select session, seq, op from entries where dedup = ?", (dedup,))
         return found[0] if found else None
@@ -537,9 +564,12 @@ class SqliteStore:
         def work() -> T:
             db = connect.open_for_reading(self.path, vfs=self._vfs)
             try:
-                return self._translate_errors(lambda: read(db))
+                found = self._translate_errors(lambda: read(db))
             finally:
                 db.close()
+            if fault := self.find_fault():
+                raise type(fault)(fault.message, remedy=fault.remedy)  # another store may have been read
+            return found
 
         if isinstance(self.writer, InlineWriter):
             return work()

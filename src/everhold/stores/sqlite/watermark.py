@@ -63,11 +63,15 @@ class WatermarkFile:
         self._pos = read_watermark(path)
         self._write(b"%020d\n%s\n" % (self._pos, read_boot_id()))
 
-    def advance(self, pos: int) -> None:
+    def advance(self, pos: int) -> bool:
+        """Store that everything up to `pos` was acknowledged. Return False if more was: the log has lost its end."""
         if pos == self._pos:
-            return
+            return True
+        if pos < self._pos:
+            return False
         if self._write(b"%020d\n" % pos):
             self._pos = pos
+        return True
 
     def _write(self, line: bytes) -> bool:
         try:

@@ -21,8 +21,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
-from everhold.errors import StoreBusy, StoreDamaged, StoreError
+from everhold.errors import StoreBusy, StoreError
 from everhold.stores.sqlite.errors import is_fatal, is_transaction_lost, translate_error
+from everhold.stores.sqlite.files import StoreFiles, compute_wal_bytes
 from everhold.stores.sqlite.watermark import WatermarkFile
 
 MAX_BATCH_JOBS: Final = 256
@@ -69,10 +70,12 @@ _WriterBatch: TypeAlias = tuple[list[_QueuedJob], list[Any] | None, asyncio.Abst
 class _BaseWriter:
     """What both writers share: the connection, transactions and checkpoints."""
 
-    def __init__(self, db: apsw.Connection, path: Path) -> None:
+    def __init__(self, db: apsw.Connection, path: Path, files: StoreFiles | None = None) -> None:
         self.db = db
         self.cursor = db.cursor()
         self.path = path
+        self._files = files
+        self._page_bytes: int = db.pragma("page_size")
         self.broken: StoreError | None = None
         """Why nothing can be written any more, until the process restarts."""
         self.scrub_needed = False
@@ -148,23 +151,38 @@ class _BaseWriter:
         """Return a new copy of the error that broke the writer, for one more caller."""
         if self.broken is None:
             return StoreError(f"{self.path} is closed")
-        kind = StoreDamaged if isinstance(self.broken, StoreDamaged) else StoreError
-        return kind(self.broken.message, remedy=self.broken.remedy)
+        return type(self.broken)(self.broken.message, remedy=self.broken.remedy)
+
+    def check_files(self) -> bool:
+        """Return whether the writer works. Mark it as broken if its files are no longer where they were opened."""
+        if self.broken is None and self._files is not None and (change := self._files.find_change()):
+            self._report_missing(change)
+        return self.broken is None
+
+    def _report_missing(self, change: str) -> None:
+        assert self._files is not None
+        self.broken = self._files.build_error(change, last_pos=self.last_pos)
 
     def checkpoint_wal(self) -> None:
         """Copy a long write-ahead log into the database. Empty the log if data was erased."""
         if not self.scrub_needed and not self.is_wal_long:
             return
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if self.scrub_needed else apsw.SQLITE_CHECKPOINT_PASSIVE
+        pages, self._wal_pages = self._wal_pages, 0
+        if self._files is not None:
+            self._files.expect_new_state()
         try:
             self.db.wal_checkpoint(mode=mode)
         except (apsw.FullError, apsw.BusyError, apsw.LockedError):
+            self._wal_pages = pages
             return  # the log stays as it is, and the next commit tries again
         except apsw.Error as error:
             self.roll_back(error)
             return
+        finally:
+            if self._files is not None:
+                self._files.expect_new_state()
         self.scrub_needed = False
-        self._wal_pages = 0
 
 
 class InlineWriter(_BaseWriter):
@@ -204,8 +222,10 @@ class ThreadWriter(_BaseWriter):
     the writer. If the disk is quick and the event loop has nothing else to do, the commit runs on the event loop, too.
     """
 
-    def __init__(self, db: apsw.Connection, path: Path, mark: WatermarkFile | None, *, patience: float) -> None:
-        super().__init__(db, path)
+    def __init__(
+        self, db: apsw.Connection, path: Path, mark: WatermarkFile | None, *, files: StoreFiles, patience: float
+    ) -> None:
+        super().__init__(db, path, files)
         self._watermark = mark
         self._read_cursor = db.cursor()
         self._lock_wait_ms = int(patience * 1000)
@@ -238,7 +258,7 @@ class ThreadWriter(_BaseWriter):
         """The thread was asked to end."""
         self._skips_scrub_wait = False
         """A read takes so long that emptying the write-ahead log no longer waits for it."""
-        self._wal_handle: int | None = None
+        self._wal_handle = os.open(f"{path}-wal", os.O_RDWR)
         """The write-ahead log, opened once, because no file handle may be free when it has to be synced."""
         db.set_busy_timeout(0)  # the event loop must not wait for a lock
         self._thread = threading.Thread(target=self._run_thread, name="everhold-writer", daemon=True)
@@ -447,11 +467,26 @@ class ThreadWriter(_BaseWriter):
             self._report_outcomes(self._refuse_batch(batch), loop)
         if self._watermark is not None:
             self._watermark.close()
-        if self._wal_handle is not None:
-            os.close(self._wal_handle)
+        os.close(self._wal_handle)
+        if self.broken is not None:
+            self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.db.close()
 
+    def check_files(self) -> bool:
+        if self._is_thread_ended:  # SQLite deletes the write-ahead log when it is closed
+            return self.broken is None
+        if super().check_files() and self._is_wal_short():
+            self._report_missing(f"{self.path}-wal was overwritten while everhold used it")
+        return self.broken is None
+
+    def _is_wal_short(self) -> bool:
+        """Return whether committed pages are gone. A commit behind the gap would hide it."""
+        needed = compute_wal_bytes(self._wal_pages, self._page_bytes)
+        return needed > 0 and os.fstat(self._wal_handle).st_size < needed
+
     def _commit_batch(self, batch: list[_QueuedJob], results: list[Any] | None) -> list[_JobOutcome]:
+        if self.broken is None and self._is_wal_short():
+            self.check_files()
         if self.broken is not None:
             return self._refuse_batch(batch)
         self.has_written = False
@@ -469,6 +504,8 @@ class ThreadWriter(_BaseWriter):
                 self._is_sync_owed = self._is_sync_owed or self.has_written
             else:
                 self._record_durable()
+            if not self.check_files():
+                return self._refuse_batch(batch)
         except apsw.Error as error:
             fault = self.roll_back(error)
             return [
@@ -529,18 +566,12 @@ class ThreadWriter(_BaseWriter):
         if self._watermark is not None:
             if self.last_pos is None:
                 self.last_pos = self.cursor.execute("select max(pos) from entries").get or 0
-            self._watermark.advance(self.last_pos)
+            if not self._watermark.advance(self.last_pos):
+                self._report_missing(f"{self.path} was overwritten with an older copy while everhold used it")
 
     def _sync_wal(self) -> None:
         if self._full_level <= SYNCHRONOUS_NORMAL:
             return  # the store was opened without syncing
-        if self._wal_handle is None:
-            try:
-                self._wal_handle = os.open(f"{self.path}-wal", os.O_RDWR)
-            except FileNotFoundError:
-                return
-            except OSError as error:  # nothing is lost, because the sync stays owed
-                raise apsw.CantOpenError(f"the write-ahead log could not be opened: {error}") from error
         try:
             os.fsync(self._wal_handle)
         except OSError as error:

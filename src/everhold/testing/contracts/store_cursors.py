@@ -327,6 +327,24 @@ class StoreCursorContract:
         )
 
     @store_promise
+    async def test_a_cursor_that_is_held_back_is_left_with_the_process_that_ended(
+        self, scenario: StoreScenario
+    ) -> None:
+        for session in ("a", "b"):
+            await scenario.open_session(session)
+            await scenario.commit_heard(session=session)
+        store = scenario.store
+        first = await store.claim_cursors(at=1.0, owner="dead", lease=60.0, limit=9)
+        assert await store.revoke_leases(owner="me", at=2.0) == 2
+        held_back = [claim.name for claim in first if claim.session == "a"]
+        (claim,) = await store.claim_cursors(at=2.0, owner="me", lease=60.0, limit=1, held_back=held_back)
+        assert claim.session == "b"
+        assert await store.claim_cursors(at=2.0, owner="me", lease=60.0, limit=9, held_back=held_back) == []
+        assert (await scenario.read_cursor(session="a")).owner == "dead"
+        (claim,) = await store.claim_cursors(at=2.0, owner="me", lease=60.0, limit=9)
+        assert (claim.session, claim.taken_over) == ("a", True)
+
+    @store_promise
     async def test_a_released_cursor_can_be_claimed_again_while_its_worker_ends(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard()
         mine = await scenario.claim_cursor(owner="me")

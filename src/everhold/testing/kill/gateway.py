@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import httpx2
 
@@ -39,6 +39,8 @@ class KillableGateway:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._program = program
+        self.errors = home.with_name(f"{home.name}.errors")
+        """What all processes printed as errors."""
         self.process: asyncio.subprocess.Process | None = None
 
     @property
@@ -51,7 +53,17 @@ class KillableGateway:
         return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=seconds, trust_env=False)
 
     async def start(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(
+        with self.errors.open("ab") as errors:
+            self.process = await self._start_process(errors)
+        until = time.monotonic() + START_SECONDS
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            while not await self._is_ready(client):
+                assert self.process.returncode is None, f"the gateway ended with {self.process.returncode}"
+                assert time.monotonic() < until, f"the gateway was not ready within {START_SECONDS:g} s"
+                await asyncio.sleep(0.01)
+
+    async def _start_process(self, errors: IO[bytes]) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             *self._program,
             "--home",
@@ -59,16 +71,15 @@ class KillableGateway:
             "up",
             "--port",
             str(self.port),
+            "--quiet",
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if not name.startswith(("EVERHOLD", "TOKEN_"))},
+            stderr=errors,
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if name == "EVERHOLD_LOCKS" or not name.startswith(("EVERHOLD", "TOKEN_"))
+            },
         )
-        until = time.monotonic() + START_SECONDS
-        async with httpx2.AsyncClient(trust_env=False) as client:
-            while not await self._is_ready(client):
-                assert self.process.returncode is None, f"the gateway ended with {self.process.returncode}"
-                assert time.monotonic() < until, f"the gateway was not ready within {START_SECONDS:g} s"
-                await asyncio.sleep(0.01)
 
     async def _is_ready(self, client: httpx2.AsyncClient) -> bool:
         try:
@@ -82,6 +93,13 @@ class KillableGateway:
         if process.returncode is None:
             process.send_signal(how)
         return await process.wait()
+
+    async def wait_until_ended(self, seconds: float) -> int:
+        """Wait until the process ends by itself, and return its exit code."""
+        assert self.process is not None
+        code = await asyncio.wait_for(self.process.wait(), seconds)
+        self.process = None
+        return code
 
     async def close(self) -> None:
         if self.process is not None:

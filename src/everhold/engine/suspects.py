@@ -1,0 +1,63 @@
+"""Turns that several processes started without an end. One of them may be what ends the processes.
+
+A process that ends takes all its turns with it, and nobody knows which of them was the reason. So the turns that were
+there twice are tried one at a time, the least tried first. Only the turn that is tried counts another start; the others
+are not claimed. A turn that was started too often is given up for now: the process must first have run for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from everhold.core.consumers import TURN
+from everhold.core.turn import compute_stable_seconds
+from everhold.ports.store import CURSOR_SEPARATOR, Operation, Store
+
+SUSPECT_STARTS: Final = 2
+"""A turn that was started so often, and runs at the start of another process, is a suspect."""
+
+
+class TurnSuspects:
+    """The suspects of one process, each with the time from which it may be tried."""
+
+    def __init__(self, turns: Iterable[Operation] = (), *, at: float = 0.0) -> None:
+        ordered = sorted(turns, key=lambda turn: (turn.attempts, turn.session))
+        self._not_before = {name_cursor(turn.session): at + compute_stable_seconds(turn.attempts) for turn in ordered}
+
+    @classmethod
+    async def find(cls, store: Store, *, at: float) -> TurnSuspects:
+        return cls(await store.list_restarted_turns(starts=SUSPECT_STARTS), at=at)
+
+    def __bool__(self) -> bool:
+        return bool(self._not_before)
+
+    def clear(self, name: str) -> bool:
+        """Remove a turn whose worker has ended and whose process still runs. Return whether it was a suspect."""
+        return self._not_before.pop(name, None) is not None
+
+    async def list_held_back(self, store: Store, *, at: float, now: float, running: Collection[str]) -> list[str]:
+        """The cursors that must not be claimed now: all suspects but one, and that one, too, while another is tried.
+
+        `at` is the time on the clock by which processes measure how long they run, `now` the one of the store.
+        """
+        tried = next((name for name in self._not_before if name in running), "")
+        if not tried:
+            tried = await self._find_next(store, at=at, now=now)
+        return [name for name in self._not_before if name != tried]
+
+    async def _find_next(self, store: Store, *, at: float, now: float) -> str:
+        for name, not_before in list(self._not_before.items()):
+            if at < not_before:
+                continue
+            cursor = await store.get_cursor(TURN, name.removeprefix(f"{TURN}{CURSOR_SEPARATOR}"))
+            if cursor is None or cursor.since is None:
+                del self._not_before[name]  # another process ended it
+            elif cursor.since + cursor.wait <= now:
+                return name
+        return ""
+
+
+def name_cursor(session: str) -> str:
+    """The name of the cursor that answers a session, like `Claim.name`."""
+    return f"{TURN}{CURSOR_SEPARATOR}{session}"
