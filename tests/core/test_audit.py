@@ -451,8 +451,9 @@ def test_unusual_but_valid_logs_give_no_doubt(healthy: Callable[[LogWriter], Non
 def test_the_audit_counts_what_it_checked() -> None:
     pen = LogWriter()
     pen.write_compression(pen.write_turn(), generation=0)
-    assert audit_session("s", pen.log) == ([], AuditCounts(entries=len(pen.log), heard=1, turns=1, compressions=1))
-    assert audit_session("s", []) == ([], AuditCounts())
+    counts = AuditCounts(sessions=1, entries=len(pen.log), heard=1, turns=1, compressions=1)
+    assert audit_session("s", pen.log) == ([], counts)
+    assert audit_session("s", []) == ([], AuditCounts(sessions=1))
     assert AuditCounts(entries=1, heard=2) + AuditCounts(entries=3, compressions=1) == AuditCounts(
         entries=4, heard=2, compressions=1
     )

@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
@@ -671,5 +672,11 @@ class Store(Protocol):
     # -- the whole store
     async def verify(self, session: str | None = None) -> list[str]:
         """Contradictions in the store: gaps, wrong digests, wrong derived rows. Empty if the store is sound."""
+
+    async def audit(
+        self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
+    ) -> StoreAudit:
+        """Check the promises on one session or on the whole store. Everything is read in one snapshot, so work that
+        goes on meanwhile causes no finding."""
 
     async def close(self) -> None: ...

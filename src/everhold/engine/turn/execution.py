@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
+from everhold.core.budget import list_turn_budgets
 from everhold.core.context import (
     LONG_RESULT_CHARS,
     SHORT_TEXT_CHARS,
@@ -70,7 +71,7 @@ from everhold.core.turn import (
 )
 from everhold.core.wording import describe_duration
 from everhold.engine import effects as engine_effects, model_waits
-from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, list_turn_budgets
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
 from everhold.engine.compression.worker import CompressionOutcome, CompressionPreparer, SessionCompressor
 from everhold.engine.context_cache import (

@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 import apsw
 import msgspec
 
+from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.entries import Entry, EntryKind
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
@@ -41,6 +42,7 @@ from everhold.ports.store import (
     Step,
 )
 from everhold.stores.sqlite import (
+    audit,
     backup as copies,
     bindings,
     commit,
@@ -468,7 +470,12 @@ class SqliteStore:
     # -- the whole store
 
     async def verify(self, session: str | None = None) -> list[str]:
-        return await self._read_in_thread(lambda db: verify.find_contradictions(db.cursor(), session))
+        return await self._read_in_thread(lambda db: verify.find_contradictions(db, session))
+
+    async def audit(
+        self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
+    ) -> StoreAudit:
+        return await self._read_in_thread(lambda db: audit.audit_snapshot(db, session, report_progress))
 
     async def make_backup(self, target: Path) -> Path:
         """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""
