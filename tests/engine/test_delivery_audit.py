@@ -228,7 +228,9 @@ def test_a_finding_lists_every_entry_and_its_text_names_a_few(scenario: Delivery
     all_platform_receipts_are_deleted(scenario)
     found = next(it for it in scenario.list_broken() if it.session == scenario.session)
     receipts = {
-        it.seq for it in scenario.gateway.read_log(scenario.session) if isinstance(it.body, Said) or it.kind == "notified"
+        it.seq
+        for it in scenario.gateway.read_log(scenario.session)
+        if isinstance(it.body, Said) or it.kind == "notified"
     }
     assert set(found.seqs) <= receipts
     assert len(found.seqs) > 5

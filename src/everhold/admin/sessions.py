@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from everhold.admin import audit, status
 from everhold.core import compression, consumers
+from everhold.core.audit import ReportProgress
 from everhold.core.context import (
     SessionContext,
     assemble_context,
@@ -221,10 +222,12 @@ class SessionAdmin:
     async def collect_status(self) -> dict[str, Any]:
         return await status.collect_status(self.gates, self.runtimes)
 
-    async def audit_store(self, name: str | None = None) -> audit.AuditReport:
+    async def audit_store(
+        self, name: str | None = None, report_progress: ReportProgress = lambda done, total: None
+    ) -> audit.AuditReport:
         """Audit one session, or the whole store."""
         session = await self.find_session(name) if name else None
-        return await audit.audit_store(self.store, session)
+        return await audit.audit_store(self.store, session, report_progress)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -664,6 +664,11 @@ class AuditCountsView(Struct):
     heard: int
     turns: int
     compressions: int
+    replies: int
+    memory_items: int
+    resent: int
+    recalled: int
+    configured: int
 
 
 class AuditResponse(Struct):

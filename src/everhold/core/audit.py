@@ -185,7 +185,8 @@ class LogAudit:
                 self._check_called(entry, call)
             case Returned(call=call):
                 self._check_returned(entry, call)
-            case Noted(stamp=stamp) | Said(stamp=stamp) if not stamp.audience:
+            # Nobody may have heard all that a note cites. Then nobody is shown it.
+            case Noted(stamp=stamp, cites=()) | Said(stamp=stamp) if not stamp.audience:
                 self.add_finding("P5", f"{entry.kind} without an audience", seq=entry.seq)
             case Ended():
                 self._check_ended(entry, entry.body)

@@ -95,6 +95,8 @@ class DeliveryAudit:
         self._requests: list[tuple[str, int, str]] = []
         """(consumer, seq, dedup key) of entries that a consumer answers with one entry under that key."""
         self._keyless: list[int] = []
+        self._receiving: set[str] = set()
+        """Consumers with receipts."""
         self._counts = AuditCounts()
 
     # -- reading the log ---------------------------------------------------------------------------------------------
@@ -186,7 +188,8 @@ class DeliveryAudit:
                     done.pop(cursor.consumer, None)
                     self._check_requests(cursor, has_key)
         for consumer, seqs in done.items():
-            self._add(consumer, "no cursor, but receipts of {entries}", [*seqs])
+            if consumer in self._receiving:
+                self._add(consumer, "no cursor, but receipts of {entries}", [*seqs])
         if self._keyless:
             text = "no matching dedup key for {entries}, so a repeated delivery would not be recognised"
             self._add("", text, self._keyless)
@@ -200,6 +203,8 @@ class DeliveryAudit:
             if item.part >= 0:
                 own = done.setdefault(item.consumer, {})
                 own[item.seq] = own.get(item.seq, 0) | 1 << item.part
+                if item.is_receipt:
+                    self._receiving.add(item.consumer)
             if item.in_doubt and item.is_receipt:
                 resent.setdefault(item.consumer, []).append(item.seq)
         for consumer, seqs in resent.items():
