@@ -60,6 +60,9 @@ class TalkingGateway:
     async def _admit(self, incoming: IncomingMessage) -> AdmissionDecision:
         return AdmissionDecision(agent="main", identity=incoming.sender, group="shared")
 
+    def has_answered(self) -> bool:
+        return len(self.platform.shown_messages) > 20
+
     async def talk(self, chat: int) -> None:
         for number in itertools.count():
             origin = ChatLocation(platform="fake", account="main", chat=f"c{chat}", message=f"{chat}-{number}")
@@ -91,7 +94,7 @@ async def count_alarms(path: Path, audits: int) -> tuple[int, int, list[str]]:
     beside, alarms = 0, list[str]()
     for batch in range(-(-audits // 50)):  # each in a new store, because an audit of a longer log takes longer
         async with run_traffic(path / str(batch)) as gateway:
-            await wait_until(lambda gateway=gateway: len(gateway.platform.shown_messages) > 20)
+            await wait_until(gateway.has_answered)
             for _ in range(min(50, audits - 50 * batch)):
                 before = await gateway.store.last_pos()
                 report = await audit_store(gateway.store)
@@ -133,7 +136,7 @@ async def test_without_a_snapshot_the_same_traffic_causes_alarms(
             return self.open().cursor()
 
     async with run_traffic(tmp_path) as gateway:
-        await wait_until(lambda: len(gateway.platform.shown_messages) > 20)
+        await wait_until(gateway.has_answered)
         monkeypatch.setattr(connect, "open_for_reading", SeveralConnections)
 
         async def is_alarmed() -> bool:

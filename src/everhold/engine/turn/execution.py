@@ -45,7 +45,7 @@ from everhold.core.entries import (
     get_body_kind,
     list_consumed_seqs,
 )
-from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step, list_pending_messages
+from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step
 from everhold.core.message_split import split_text
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall import RecallRecord
@@ -432,7 +432,7 @@ class TurnExecution:
         """Return the decision about the messages after `after`, and the seq of the last message, so that they are not
         read again.
         """
-        box = list_pending_messages(await self.store.list_pending(self.session.id, after=after))
+        box = tuple(await self.store.scan_pending(self.session.id, after=after))
         running = RunningTurn(op=self.op, at_boundary=boundary, stop_requested=(await self._load_own_operation()).stop)
         return decide_next_step(box, running=running, busy=self.runtime.busy_policy), box[-1].seq if box else after
 

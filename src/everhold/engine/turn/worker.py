@@ -119,7 +119,7 @@ class TurnWorker:
         )
         work = TurnExecution(self.context, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
-        left = any(
+        left = glance.has_more_pending or any(
             it.asks and it.command is None and it.seq not in taken for it in list_pending_messages(glance.pending)
         )
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)

@@ -95,6 +95,8 @@ class RebuiltSession:
     """Every message with a body, and whether it asks for an answer."""
     pending: dict[int, int] = field(default_factory=dict)
     ops: dict[int, RebuiltOperation] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    compressions: list[int] = field(default_factory=list)
     taken: dict[int, list[int]] = field(default_factory=dict)
     title: str = ""
     choices: dict[str, str] = field(default_factory=dict)
@@ -213,9 +215,12 @@ def _rebuild_heard(now: RebuiltSession, seq: int, op: int | None, body: Heard) -
 
 def _rebuild_began(now: RebuiltSession, seq: int, op: int | None, body: Began) -> None:
     now.take(seq, seq, body.takes)
-    for other, running in now.ops.items():
-        if running.state == "running" and _is_exclusive(running, body):
-            now.conflicts.append(f"operation {seq} ({body.type}) began while {other} ({running.type}) ran")
+    for other in sorted(now.running):
+        if _is_exclusive(now.ops[other], body):
+            now.conflicts.append(f"operation {seq} ({body.type}) began while {other} ({now.ops[other].type}) ran")
+    now.running.add(seq)
+    if body.type == "compression":
+        now.compressions.append(seq)
     now.ops[seq] = RebuiltOperation(
         type=body.type,
         state="running",
@@ -238,6 +243,7 @@ def _rebuild_ended(now: RebuiltSession, seq: int, op: int | None, body: Ended) -
     if ended.state != "running":
         now.conflicts.append(f"entry {seq} ends operation {op}, which had ended already")
     ended.state, ended.last = body.outcome, seq
+    now.running.discard(op)
     if body.outcome in RELEASING_OUTCOMES:
         now.give_back(op)
 
@@ -279,7 +285,7 @@ def _rebuild_undone(now: RebuiltSession, seq: int, undone: OperationsUndone) -> 
     now.generation += 1
     newly = [op for op in undone.ops if op in now.ops and not now.ops[op].undone_at]
     turns = [op for op in newly if now.ops[op].type == "turn"]
-    voided = [op for op, one in now.ops.items() if turns and one.type == "compression" and one.covers >= min(turns)]
+    voided = [op for op in now.compressions if turns and now.ops[op].covers >= min(turns)]
     for op in (*newly, *voided):
         now.hide(op, seq)
     for op in undone.ops if undone.again else ():
