@@ -76,6 +76,7 @@ from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCo
 from everhold.engine.compression.worker import CompressionOutcome, CompressionPreparer, SessionCompressor
 from everhold.engine.context_cache import (
     EMPTY_CONTEXT,
+    STEP_KINDS,
     CachedContext,
     ContextCache,
     build_cached_context,
@@ -273,10 +274,10 @@ class TurnExecution:
         self.log.info("turn.started", messages=len(began.takes))
         return await self._run_to_end()
 
-    async def resume(self, op: int, first: int, attempts: int) -> bool:
+    async def resume(self, op: int, attempts: int) -> bool:
         """Continue a turn that another worker left, at the first step that is not recorded."""
         self._set_operation(op)
-        entries = await self.store.list_entries(self.session.id, after=first - 1)
+        entries = await self.store.list_entries(self.session.id, after=op - 1, kinds=STEP_KINDS)
         self.steps = [entry for entry in entries if entry.op == op]
         await self._consume_seqs(list_consumed_seqs(self.steps))
         await self._use_context(await self._load_earlier_context(self.session))

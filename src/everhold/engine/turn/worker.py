@@ -55,7 +55,7 @@ class TurnWorker:
                 await self._build_compressor(runtime).close_abandoned(left, "cut short by a restart")
                 continue
             if turn := mine.get("turn"):
-                if not await TurnExecution(self.context, session, runtime).resume(turn.op, turn.first, turn.attempts):
+                if not await TurnExecution(self.context, session, runtime).resume(turn.op, turn.attempts):
                     return
                 continue
             compressing = any(op.blocking for op in glance.running)
