@@ -210,6 +210,22 @@ def test_audit_names_the_promise_that_a_tampered_entry_breaks(command_home: Comm
     assert [line["promise"] for line in report["promises"] if not line["holds"]] == ["P8"]
 
 
+def test_audit_prints_a_few_short_lines_and_json_is_complete(command_home: CommandHome) -> None:
+    session = command_home.run("send", "hello", "--json").ok().json["session"]
+    reason = "word " * 2_000
+    with closing(apsw.Connection(str(command_home.path / "everhold.db"))) as db:
+        db.executemany(
+            "insert into dead_letters(consumer, session, seq, reason, in_doubt, at) values (?, ?, 4, ?, 1, 0)",
+            [("memory:far", session, f"{number} {reason}") for number in range(50)],
+        )
+    lines = command_home.run_in_process("audit").ok().out.splitlines()
+    assert max(map(len, lines)) < 400
+    assert sum("memory:far" in line for line in lines) == 20
+    assert sum("… 30 more findings; `everhold audit --json` lists all" in line for line in lines) == 1
+    found = command_home.run_in_process("audit", "--json").ok().json["findings"]
+    assert sum(reason in finding["text"] for finding in found) == 50
+
+
 def test_dead_letters_are_listed_everywhere_and_can_be_replayed(command_home: CommandHome) -> None:
     session = command_home.run("send", "hello", "--json").ok().json["session"]
     with closing(apsw.Connection(str(command_home.path / "everhold.db"))) as db:

@@ -377,6 +377,12 @@ def released_and_taken_again(pen: LogWriter) -> None:
     pen.write(Thought(text="hi"), REPLY, Ended(), op=again)
 
 
+def a_note_that_nobody_may_see(pen: LogWriter) -> None:
+    """It cites a private message and one of a group, and nobody heard both."""
+    pen.write_turn()
+    pen.write(Noted(text="a secret", cites=(1, 2)))
+
+
 def a_compression_during_a_turn(pen: LogWriter) -> None:
     first = pen.write_turn()
     compression = pen.write(Began(type="compression"))
@@ -432,6 +438,7 @@ def cut_short_by_an_erasure(pen: LogWriter) -> None:
     "healthy",
     [
         released_and_taken_again,
+        a_note_that_nobody_may_see,
         a_compression_during_a_turn,
         erased_thought,
         erased_result,
@@ -451,8 +458,9 @@ def test_unusual_but_valid_logs_give_no_doubt(healthy: Callable[[LogWriter], Non
 def test_the_audit_counts_what_it_checked() -> None:
     pen = LogWriter()
     pen.write_compression(pen.write_turn(), generation=0)
-    assert audit_session("s", pen.log) == ([], AuditCounts(entries=len(pen.log), heard=1, turns=1, compressions=1))
-    assert audit_session("s", []) == ([], AuditCounts())
+    counts = AuditCounts(sessions=1, entries=len(pen.log), heard=1, turns=1, compressions=1)
+    assert audit_session("s", pen.log) == ([], counts)
+    assert audit_session("s", []) == ([], AuditCounts(sessions=1))
     assert AuditCounts(entries=1, heard=2) + AuditCounts(entries=3, compressions=1) == AuditCounts(
         entries=4, heard=2, compressions=1
     )

@@ -383,7 +383,7 @@ def test_an_erased_pending_message_starts_nothing() -> None:
 
     spoken = Heard(origin=ChatLocation(platform="p"), text="x", busy="steer", command=ChatCommand(name="stop"))
     assert list_pending_messages([entry(1, None), entry(2, spoken)]) == (
-        PendingMessage(seq=1, asks=False),
-        PendingMessage(seq=2, asks=True, busy="steer", command=ChatCommand(name="stop")),
+        PendingMessage(seq=1, author="person:ada", asks=False),
+        PendingMessage(seq=2, author="person:ada", busy="steer", command=ChatCommand(name="stop")),
     )
     assert decide_next_step(list_pending_messages([entry(1, None)])) == StayIdle()

@@ -226,6 +226,32 @@ def test_a_memory_with_repeated_find_failures_is_paused(gateway: InProcessGatewa
     assert provider.asked == MAX_FAILURES_IN_A_ROW + 2
 
 
+def test_a_slow_search_in_this_process_affects_one_turn_and_the_status_names_the_cause(
+    gateway: InProcessGateway, provider: CountingProvider
+) -> None:
+    class HangingProvider(CountingProvider):
+        is_in_process = True
+
+        async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
+            self.asked += 1
+            if self.down:
+                await asyncio.sleep(60)
+            return []
+
+    gateway.runtimes.memories["a"] = hanging = HangingProvider()
+    hanging.down = True
+    for _ in range(3 * MAX_FAILURES_IN_A_ROW):
+        gateway.send_message("hello")
+    assert hanging.asked == 3 * MAX_FAILURES_IN_A_ROW
+    found = memory(gateway)
+    assert (found["state"], found["error"]) == ("failing", "no answer to `find` in time")
+    assert found["recall_pause_seconds"] == 0
+    hanging.down = False
+    gateway.send_message("hello")
+    assert hanging.asked == 3 * MAX_FAILURES_IN_A_ROW + 1
+    assert memory(gateway)["state"] == "healthy"
+
+
 def test_a_paused_memory_is_probed_occasionally(gateway: InProcessGateway, provider: CountingProvider) -> None:
     provider.down = True
     for _ in range(600):

@@ -19,6 +19,7 @@ from msgspec import inspect
 from everhold.api.logins import LoginCodeRecord, LoginRecord
 from everhold.core import consumers
 from everhold.core.address import Address
+from everhold.core.budget import list_turn_budgets
 from everhold.core.entries import BODY_TYPES, BODY_VERSION, RESERVED_KINDS, ChatLocation, Entry, EntryKind, Noted, Stamp
 from everhold.core.exchange import build_exchange_key, build_note, build_retraction
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount, digest_code
@@ -26,7 +27,6 @@ from everhold.core.quotas import DailyUse
 from everhold.core.recall import RecallRecord
 from everhold.core.schedule import Schedule
 from everhold.core.tool_pins import ToolPins
-from everhold.engine.agent_runtime import list_turn_budgets
 from everhold.errors import Transient
 from everhold.hermes.importer.history import ImportProgress
 from everhold.ingress.accept import build_dedup_key

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from everhold.admin import audit, status
 from everhold.core import compression, consumers
+from everhold.core.audit import ReportProgress
 from everhold.core.context import (
     SessionContext,
     assemble_context,
@@ -44,7 +45,7 @@ from everhold.core.entries import (
 from everhold.core.wording import describe_count
 from everhold.engine import session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntimes
-from everhold.engine.context_cache import load_context_at
+from everhold.engine.context_cache import list_turn_entries, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.recall_records import RecallRecords
 from everhold.errors import Conflict, InvalidRequest, NotFound
@@ -158,7 +159,7 @@ class SessionAdmin:
         assert isinstance(thought.body, Thought)
         assert thought.op is not None
         operation = (await self.store.list_operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
-        entries = await self.store.list_entries(session.id, after=operation.first - 1, upto=thought.seq - 1)
+        entries = await list_turn_entries(self.store, session.id, [operation], upto=thought.seq - 1)
         mine = [entry for entry in entries if entry.op == thought.op]
         pins = [e.body.compression for e in mine if isinstance(e.body, Began | Took) and e.body.compression is not None]
         prefix = await self._load_prefix(session, thought.op, pins)
@@ -221,10 +222,12 @@ class SessionAdmin:
     async def collect_status(self) -> dict[str, Any]:
         return await status.collect_status(self.gates, self.runtimes)
 
-    async def audit_store(self, name: str | None = None) -> audit.AuditReport:
+    async def audit_store(
+        self, name: str | None = None, report_progress: ReportProgress = lambda done, total: None
+    ) -> audit.AuditReport:
         """Audit one session, or the whole store."""
         session = await self.find_session(name) if name else None
-        return await audit.audit_store(self.store, session)
+        return await audit.audit_store(self.store, session, report_progress)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

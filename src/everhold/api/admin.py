@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from everhold.admin.sessions import render_dead_letter
-from everhold.api import schemas
+from everhold.admin.audit import AuditReport
+from everhold.admin.sessions import SessionAdmin, render_dead_letter
+from everhold.api import events, schemas
 from everhold.api.errors import build_json_response
 from everhold.api.request import ApiCall
-from everhold.errors import InvalidRequest
+from everhold.errors import EverholdError, InvalidRequest
+
+AUDIT_PROGRESS_SECONDS: Final = 0.5
 
 MAX_DEAD_LETTERS: Final = 1_000
 DEFAULT_DEAD_LETTERS: Final = 200
@@ -40,23 +45,63 @@ async def list_agents(call: ApiCall) -> Response:
 
 
 async def run_audit(call: ApiCall) -> Response:
-    """Check the promises on the store and return the report."""
-    report = await call.context.control.audit_store(call.query.get("session") or None)
-    checked = report.checked
-    return build_json_response(
-        {
-            "holds": not report.broken_findings,
-            "sessions": report.sessions,
-            "checked": {
-                "entries": checked.entries,
-                "heard": checked.heard,
-                "turns": checked.turns,
-                "compressions": checked.compressions,
-            },
-            "promises": report.render_lines(),
-            "findings": msgspec.to_builtins(report.findings),
-        }
-    )
+    """Check the promises on the store and return the report; with `stream`, also report the progress."""
+    control, session = call.context.control, call.query.get("session") or None
+    if call.query.get("stream"):
+        if session:
+            await control.find_session(session)  # an unknown session is refused before the stream begins
+        return StreamingResponse(
+            _stream_audit(control, session), media_type="text/event-stream", headers=events.STREAM_HEADERS
+        )
+    return build_json_response(_render_audit(await control.audit_store(session)))
+
+
+class _AuditAbandoned(Exception):
+    """The client has gone, so the audit need not go on."""
+
+
+class _AuditProgress:
+    """How far an audit is. The audit's thread calls it."""
+
+    def __init__(self) -> None:
+        self.done, self.total = 0, 0
+        self.is_abandoned = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.is_abandoned:
+            raise _AuditAbandoned
+        self.done, self.total = done, total
+
+
+async def _stream_audit(control: SessionAdmin, session: str | None) -> AsyncIterator[bytes]:
+    progress = _AuditProgress()
+    task = asyncio.ensure_future(control.audit_store(session, progress))
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=AUDIT_PROGRESS_SECONDS)
+            yield _encode_event("progress", {"done": progress.done, "total": progress.total})
+        try:
+            yield _encode_event("report", _render_audit(task.result()))
+        except EverholdError as error:
+            yield _encode_event("error", {"message": error.message, "remedy": error.remedy})
+    finally:
+        progress.is_abandoned = True
+        task.cancel()
+
+
+def _encode_event(event: str, data: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
+
+
+def _render_audit(report: AuditReport) -> dict[str, Any]:
+    counts = msgspec.to_builtins(report.checked)
+    return {
+        "holds": not report.broken_findings,
+        "sessions": counts.pop("sessions"),
+        "checked": counts,
+        "promises": report.render_lines(),
+        "findings": msgspec.to_builtins(report.findings),
+    }
 
 
 # -- tool servers --------------------------------------------------------------------------------------------------

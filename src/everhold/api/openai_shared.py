@@ -19,13 +19,13 @@ from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError, build_limited_error, format_retry_after
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
 from everhold.api.request import PERSON_HEADER, ApiCall, decode_header
+from everhold.core.budget import list_turn_budgets
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
 from everhold.core.people import build_identity
 from everhold.core.roles import PersonRole
 from everhold.core.tokens import weigh_request
 from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, TurnBroken
 from everhold.engine import effects
-from everhold.engine.agent_runtime import list_turn_budgets
 from everhold.engine.budgets import BudgetLimit, WorstCaseCost
 from everhold.errors import Refused
 from everhold.ingress.roles import identify_person

@@ -551,9 +551,14 @@ _ROUTES: Final = (
         "GET /api/audit",
         admin.run_audit,
         "Check the promises on the store",
-        about="Reads every entry, so it takes long in a large home.",
-        parameters=(RouteParameter("session", "Only this session."),),
-        response_bodies={200: ResponseBody("The report.", schemas.AuditResponse)},
+        about="Reads every entry in one snapshot, so it takes long in a large home. With `stream` it sends server-sent "
+        "events: `progress` (`{done, total}`, in entries) twice a second, then `report`, or `error` "
+        "(`{message, remedy}`).",
+        parameters=(
+            RouteParameter("session", "Only this session."),
+            RouteParameter("stream", "Any value: report the progress, too."),
+        ),
+        response_bodies={200: ResponseBody("The report.", schemas.AuditResponse, streams=True)},
         refusal_statuses=(400, 404),
         least=CallerRole.OPERATOR,
     ),

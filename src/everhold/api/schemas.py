@@ -676,6 +676,11 @@ class AuditCountsView(Struct):
     heard: int
     turns: int
     compressions: int
+    replies: int
+    memory_items: int
+    resent: int
+    recalled: int
+    configured: int
 
 
 class AuditResponse(Struct):

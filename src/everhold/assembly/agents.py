@@ -13,13 +13,14 @@ from typing import Final, TypeVar
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.config import AgentSettings, ModelSettings, Settings, build_plugin_settings
 from everhold.config.settings import BUILTIN_MEMORY, OFFLINE_MODEL, SpendQuotas
+from everhold.core.budget import list_turn_budgets
 from everhold.core.consumers import MEMORY, parse_consumer
 from everhold.core.entries import ChatLocation, Stamp
 from everhold.core.memory_naming import NamingRule, SessionOrigin, choose_hermes_name, choose_memory_name
 from everhold.core.memory_pacing import MemoryPacing, parse_write_setting
 from everhold.core.quotas import is_exempt
 from everhold.core.roles import PersonRole
-from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, TokenMeter, list_turn_budgets
+from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, TokenMeter
 from everhold.engine.budgets import BudgetLimit
 from everhold.engine.facts import FactCache
 from everhold.engine.memory.recall import HitJudge

@@ -6,14 +6,14 @@ It imports only the standard library, so that a command to a running gateway sta
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
 from everhold.cli.errors import read_error
 from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone, make_foreign_error
-from everhold.errors import Conflict, InvalidRequest, NotFound, Refused, Transient
+from everhold.errors import Conflict, EverholdError, InvalidRequest, NotFound, Refused, Transient
 
 ENTRIES_PER_PAGE: Final = 200
 SESSIONS_PER_PAGE: Final = 500
@@ -126,8 +126,23 @@ class ApiClient:
     async def list_agents(self) -> dict[str, Any]:
         return await self._get("/api/agents")
 
-    async def run_audit(self, session: str | None = None) -> dict[str, Any]:
-        return await self._get("/api/audit", session=session)
+    async def run_audit(
+        self, session: str | None = None, report_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> dict[str, Any]:
+        """Return the report. `report_progress` receives how many entries were read, and how many there are."""
+        target = f"/api/audit?{_render_query(session=session, stream=1)}"
+        async with self.transport.open("GET", target, None) as response:
+            if response.status != 200:
+                raise await _read_refusal(response)
+            async for event, data in _parse_events(response.body):
+                match event:
+                    case "progress":
+                        report_progress(data["done"], data["total"])
+                    case "report":
+                        return cast(dict[str, Any], data)
+                    case "error":
+                        raise EverholdError(data["message"], remedy=data["remedy"])
+        raise GatewayGone("the gateway ended the audit", remedy="`everhold logs` may show why")
 
     async def create_backup(self, *, to: str = "") -> dict[str, Any]:
         return await self._post("/api/backups", to=to)

@@ -55,6 +55,28 @@ def show_working(screen: CommandScreen, what: str) -> Iterator[None]:
         thread.join()
 
 
+class ProgressLine:
+    """A temporary line that shows how much of something is done."""
+
+    def __init__(self, screen: CommandScreen, what: str) -> None:
+        self.screen = screen
+        self.what = what
+        self._began = time.monotonic()
+        self._is_shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.screen.err.isatty() and time.monotonic() - self._began >= SILENT_SECONDS:
+            share = f"{done:,} of {total:,}" if total else ""
+            self.screen.err.write(f"\r{self.what} · {share} · {time.monotonic() - self._began:.0f} s ")
+            self.screen.err.flush()
+            self._is_shown = True
+
+    def clear(self) -> None:
+        if self._is_shown:
+            self.screen.err.write("\r\x1b[K")
+            self.screen.err.flush()
+
+
 async def _show_elapsed(screen: CommandScreen, what: str) -> None:
     began = time.monotonic()
     await asyncio.sleep(SILENT_SECONDS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -30,7 +30,6 @@ from everhold.core.entries import (
     Took,
 )
 from everhold.core.wording import describe_count
-from everhold.ports.store import Session
 
 PROMISES: Final = {
     "P1": "a session's id is made once",
@@ -52,60 +51,83 @@ class AuditFinding(Struct, frozen=True, kw_only=True):
     text: str
     seq: int = 0
     level: str = "broken"
+    seqs: tuple[int, ...] = ()
+    """All entries that it is about, if they are several."""
 
 
 class AuditCounts(Struct, frozen=True, kw_only=True):
     """How much the audit checked."""
 
+    sessions: int = 0
     entries: int = 0
     heard: int = 0
     turns: int = 0
     compressions: int = 0
+    replies: int = 0
+    """Parts of replies and notices that a platform account had to deliver up to its cursor."""
+    memory_items: int = 0
+    """Items that a memory had to receive up to its cursor."""
+    resent: int = 0
+    """Items that were sent again after their answer was lost, so they may be there twice."""
+    recalled: int = 0
+    """Recalled entries whose audience was compared with the people who were shown them."""
+    configured: int = 0
+    """Turns whose settings were compared with those in force."""
 
     def __add__(self, other: AuditCounts) -> AuditCounts:
-        return AuditCounts(
-            entries=self.entries + other.entries,
-            heard=self.heard + other.heard,
-            turns=self.turns + other.turns,
-            compressions=self.compressions + other.compressions,
-        )
+        return AuditCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+class StoreAudit(Struct, frozen=True, kw_only=True):
+    """What an audit of the store found."""
+
+    contradictions: list[str]
+    """Contradictions between the log and the rest of the store (P8)."""
+    findings: list[AuditFinding]
+    checked: AuditCounts
+
+
+ReportProgress: TypeAlias = Callable[[int, int], None]
+"""Receives how many entries were read, and how many there are. It is called on another thread."""
 
 
 def audit_session(session: str, entries: Sequence[Entry]) -> tuple[list[AuditFinding], AuditCounts]:
     """Return all findings about one session's log, and how much of it was checked."""
-    walk = _AuditWalk(session)
-    for expected, entry in enumerate(entries, start=1):
-        if entry.seq != expected:
-            walk.add_finding("P8", f"entry {expected} is missing", seq=expected)
-            return walk.findings, walk.count_checked()
-        walk.check_entry(entry)
-    walk.check_end()
-    return walk.findings, walk.count_checked()
+    log = LogAudit(session)
+    for entry in entries:
+        log.check_entry(entry)
+    log.check_end()
+    return log.findings, log.count_checked()
 
 
-def find_duplicate_openings(sessions: Iterable[Session]) -> list[AuditFinding]:
-    """Return a finding for each address that opened a second session. Branches are allowed."""
-    opened: dict[tuple[str, str], Session] = {}
+def find_duplicate_openings(opened: Iterable[tuple[str, str, str]]) -> list[AuditFinding]:
+    """Return a finding for each address that opened a second session. `opened` has agent, address and id of sessions
+    that are no branches, in the order of their creation.
+    """
+    first: dict[tuple[str, str], str] = {}
     findings: list[AuditFinding] = []
-    for session in sessions:
-        if session.parent:
-            continue  # a branch has its parent's address
-        first = opened.setdefault((session.agent, session.address), session)
-        if first is not session:
-            text = f"{session.address} had session {first.id} and was given another: its id changed"
-            findings.append(AuditFinding(promise="P1", session=session.id, text=text))
+    for agent, address, session in opened:
+        before = first.setdefault((agent, address), session)
+        if before != session:
+            text = f"{address} had session {before} and was given another: its id changed"
+            findings.append(AuditFinding(promise="P1", session=session, text=text))
     return findings
 
 
-class _AuditWalk:
-    """One pass over a log, with the state that the promises need."""
+class LogAudit:
+    """One pass over a log, with the state that the promises need. It ends at the first missing entry."""
 
     def __init__(self, session: str) -> None:
         self.session = session
+        self.next_seq = 1
+        self.is_cut_off = False
+        """An entry is missing or cannot be read, so the rest of the log is not checked."""
         self.findings: list[AuditFinding] = []
         self.kinds: Counter[str] = Counter()
         self.running: dict[int, Began] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: set[int] = set()
+        self.failed: dict[int, str] = {}
+        """Failed turn -> its reason."""
         self.operation_types: dict[int, str] = {}
         self.turn_end_seqs: dict[int, int] = {}
         """Turn -> the seq of its end."""
@@ -129,6 +151,7 @@ class _AuditWalk:
 
     def count_checked(self) -> AuditCounts:
         return AuditCounts(
+            sessions=1,
             entries=self.kinds.total(),
             heard=self.kinds["heard"],
             turns=sum(what == "turn" for what in self.operation_types.values()),
@@ -136,6 +159,13 @@ class _AuditWalk:
         )
 
     def check_entry(self, entry: Entry) -> None:
+        if self.is_cut_off:
+            return
+        if entry.seq != self.next_seq:
+            self.add_finding("P8", f"entry {self.next_seq} is missing", seq=self.next_seq)
+            self.is_cut_off = True
+            return
+        self.next_seq += 1
         self.kinds[entry.kind] += 1
         self._check_identity(entry)
         if entry.op is not None and entry.op != entry.seq:
@@ -155,7 +185,8 @@ class _AuditWalk:
                 self._check_called(entry, call)
             case Returned(call=call):
                 self._check_returned(entry, call)
-            case Noted(stamp=stamp) | Said(stamp=stamp) if not stamp.audience:
+            # Nobody may have heard all that a note cites. Then nobody is shown it.
+            case Noted(stamp=stamp, cites=()) | Said(stamp=stamp) if not stamp.audience:
                 self.add_finding("P5", f"{entry.kind} without an audience", seq=entry.seq)
             case Ended():
                 self._check_ended(entry, entry.body)
@@ -166,14 +197,16 @@ class _AuditWalk:
             # the promises say nothing about other kinds
 
     def check_end(self) -> None:
+        if self.is_cut_off:
+            return
         waiting = [seq for seq, asks in self.heard_asks.items() if asks and seq not in self.consumed_by_op]
         if waiting:
             self.add_finding(
                 "P2", f"{describe_count(len(waiting), 'message')} without an answer yet", seq=waiting[0], level="doubt"
             )
-        for op, ended in self.ended.items():
-            if self.operation_types.get(op) == "turn" and ended.outcome == "failed" and self.taken_seqs.get(op):
-                self.add_finding("P2", f"turn {op} failed, visibly: {ended.reason}", seq=op, level="doubt")
+        for op, reason in self.failed.items():
+            if self.taken_seqs.get(op):
+                self.add_finding("P2", f"turn {op} failed, visibly: {reason}", seq=op, level="doubt")
 
     # -- the promises --------------------------------------------------------------------------------------------------
 
@@ -271,9 +304,12 @@ class _AuditWalk:
         op = entry.op or 0
         if op in self.running:
             del self.running[op]
-        self.ended[op] = body
+        self.ended.add(op)
         if self.operation_types.get(op) == "turn":
             self.turn_end_seqs[op] = entry.seq
+            if body.outcome == "failed":
+                self.failed[op] = body.reason
+        self.started_calls.pop(op, None)
         if self.open_calls.pop(op, None) and body.outcome != "erased" and op not in self.partly_erased_ops:
             self.add_finding("P2", f"operation {op} ended with calls that had no result", seq=entry.seq)
         if body.outcome in RELEASING_OUTCOMES:

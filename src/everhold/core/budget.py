@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
+from everhold.core.entries import Stamp
+
 
 class DailyBudget(Struct, frozen=True, kw_only=True):
     """A limit for a day, and what was spent and reserved of it. A budget without a limit refuses nothing."""
@@ -38,3 +40,12 @@ def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyB
         if budget.remaining < amount or (budget.limit is not None and budget.remaining <= 0):
             return BudgetRefusal(budget=budget.name, remaining=budget.remaining, requested=amount)
     return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
+
+
+def list_turn_budgets(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str, ...]:
+    """Return the budgets that pay for a turn: of the agent, the person and the chat. A scheduled turn is background
+    work.
+    """
+    if scheduled:
+        return f"background:{agent}", f"agent:{agent}"
+    return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"

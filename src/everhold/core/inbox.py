@@ -5,7 +5,8 @@ changes the messages.
 from __future__ import annotations
 
 import itertools
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -14,10 +15,15 @@ from everhold.core.entries import ChatCommand, Entry, Heard
 BusyPolicy: TypeAlias = Literal["queue", "steer", "interrupt"]
 
 
+MAX_TURN_MESSAGES: Final = 500
+"""One turn takes at most so many messages."""
+
+
 class PendingMessage(Struct, frozen=True, kw_only=True):
-    """A heard message that no operation has consumed."""
+    """A heard message that no operation has consumed. It is small, because a hundred thousand may wait."""
 
     seq: int
+    author: str = ""
     asks: bool = True
     command: ChatCommand | None = None
     busy: str = ""
@@ -67,7 +73,7 @@ def decide_next_step(
     running: RunningTurn | None = None,
     compressing: bool = False,
     busy: BusyPolicy = "queue",
-    most: int = 500,
+    most: int = MAX_TURN_MESSAGES,
 ) -> InboxDecision:
     """Return the next step of a session. Commands are ignored here, because the command worker handles them beside
     turns.
@@ -93,12 +99,18 @@ def decide_next_step(
     return ContinueTurn()
 
 
-def list_pending_messages(pending: list[Entry]) -> tuple[PendingMessage, ...]:
+def list_pending_messages(pending: Sequence[Entry]) -> tuple[PendingMessage, ...]:
     """Return pending entries as messages. An erased entry still has to be consumed, and asks for nothing."""
     return tuple(
-        PendingMessage(seq=entry.seq, asks=entry.body.asks, command=entry.body.command, busy=entry.body.busy)
+        PendingMessage(
+            seq=entry.seq,
+            author=entry.author,
+            asks=entry.body.asks,
+            command=entry.body.command,
+            busy=entry.body.busy,
+        )
         if isinstance(entry.body, Heard)
-        else PendingMessage(seq=entry.seq, asks=False)
+        else PendingMessage(seq=entry.seq, author=entry.author, asks=False)
         for entry in pending
     )
 

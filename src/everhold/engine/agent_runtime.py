@@ -238,15 +238,6 @@ class AgentRuntime:
         return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories if memory in hear)
 
 
-def list_turn_budgets(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str, ...]:
-    """Return the budgets that pay for a turn: of the agent, the person and the chat. A scheduled turn is background
-    work.
-    """
-    if scheduled:
-        return f"background:{agent}", f"agent:{agent}"
-    return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
-
-
 def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str) -> tuple[BudgetSpend, ...]:
     """Return what a job has cost, and the budgets that pay for it."""
     return tuple(

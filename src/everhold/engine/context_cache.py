@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct, structs
@@ -22,7 +23,7 @@ from everhold.core.context import (
     select_operations,
     start_request_prefix,
 )
-from everhold.core.entries import EntryKind
+from everhold.core.entries import Began, Entry, EntryKind, Took
 from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
 from everhold.ports.store import Operation, Session, SessionSnapshot, Store
@@ -30,6 +31,12 @@ from everhold.ports.store import Operation, Session, SessionSnapshot, Store
 MAX_CACHED_CHARS: Final = 32_000_000
 """The limit of all cached contexts together, because a few long ones take as much memory as many short ones."""
 MAX_BLOB_BYTES: Final = 8_000_000
+MAX_READ_THROUGH: Final = 5_000
+"""A range of so many entries is read as a whole, which is faster than to select the ones that are needed."""
+MAX_GAP: Final = 200
+"""Messages that are nearer to each other are read together, with what is between them."""
+STEP_KINDS: Final = tuple(kind for kind in EntryKind if kind is not EntryKind.HEARD)
+"""The kinds of the entries that belong to an operation."""
 
 
 class CachedContext(Struct, frozen=True, kw_only=True):
@@ -275,8 +282,46 @@ async def _load_selection(store: Store, session: str, selection: ContextSelectio
             session, after=compression.op, upto=compression.last, kinds=(EntryKind.COMPRESSED,)
         )
     if selection.turns:
-        first = min(turn.first for turn in selection.turns)
         last = max(turn.last or 0 for turn in selection.turns)
         running = any(not turn.last for turn in selection.turns)
-        entries += await store.list_entries(session, after=first - 1, upto=None if running else last)
+        entries += await list_turn_entries(store, session, selection.turns, upto=None if running else last)
     return assemble_context(selection, entries)
+
+
+async def list_turn_entries(
+    store: Store, session: str, turns: Sequence[Operation], *, upto: int | None = None
+) -> list[Entry]:
+    """Return the entries of turns and the messages that they took, in order; perhaps also others between them.
+
+    If many messages wait between the first message of a turn and its end, they are not read.
+    """
+    first = min(turn.first for turn in turns)
+    end = (await store.get_session_head(session))[0] if upto is None else upto
+    if end - first <= MAX_READ_THROUGH:
+        return await store.list_entries(session, after=first - 1, upto=upto)
+    begun = min(turn.op for turn in turns)
+    steps = await store.list_entries(session, after=begun - 1, upto=upto, kinds=STEP_KINDS)
+    ops = {turn.op for turn in turns}
+    taken = sorted(
+        seq
+        for entry in steps
+        if entry.op in ops and isinstance(entry.body, Began | Took)
+        for seq in entry.body.takes
+        if upto is None or seq <= upto
+    )
+    heard = [
+        entry
+        for start, stop in _group_near(taken)
+        for entry in await store.list_entries(session, after=start - 1, upto=stop, kinds=(EntryKind.HEARD,))
+    ]
+    return sorted((*heard, *steps), key=lambda entry: entry.seq)
+
+
+def _group_near(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each group of seqs that are near each other."""
+    start = 0
+    for seq, following in itertools.zip_longest(seqs, seqs[1:], fillvalue=0):
+        start = start or seq
+        if not following or following - seq > MAX_GAP:
+            yield start, seq
+            start = 0

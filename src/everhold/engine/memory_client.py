@@ -4,7 +4,8 @@ Missing methods have defaults, only declared capabilities are used, and every an
 
 The client also records the liveness of the memory, as this process has seen it: the last success, since when it fails,
 and the last error. A memory whose searches fail repeatedly is paused for a while, so that no turn waits for it; a call
-now and then shows whether it is back. Storing is not paused, because its retry delays are in its cursor.
+now and then shows whether it is back. A memory in this process is not paused, because one slow search says nothing
+about the next. Storing is not paused, because its retry delays are in its cursor.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class MemoryClient:
             self._require_method(_METHOD_BY_CAPABILITY.get(capability, capability), f"declares {capability}")
         self.deadline = self._read_seconds("deadline", DEFAULT_DEADLINE_SECONDS, least=0.001)
         self.visible_after = self._read_seconds("visible_after", 0.0, least=0.0)
+        self.is_in_process = self._get_optional("is_in_process", False) is True
         self.peer_rule = self._get_optional("peer_rule", None)
         if self.peer_rule is not None and not isinstance(self.peer_rule, PeerRule):
             raise self._build_error("its `peer_rule` is not a PeerRule")
@@ -117,8 +119,14 @@ class MemoryClient:
                 )
         return {key: strip_surrogates(remote)[0] for key, remote in answer.items()}
 
+    def get_recall_pause(self) -> float:
+        """Return for how many seconds the memory is not asked to recall."""
+        if self.is_in_process or self.liveness is None:
+            return 0.0
+        return self.liveness.get_rest_seconds(self.liveness.find_calls)
+
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
-        if self.liveness and (seconds := self.liveness.get_rest_seconds(self.liveness.find_calls)):
+        if seconds := self.get_recall_pause():
             raise Transient(f"memory {self.instance} fails and is not asked for {seconds:.0f} s")
         with self._track_call(self.liveness.find_calls if self.liveness else None, "find"):
             answer: object = await self._provider.find(query)

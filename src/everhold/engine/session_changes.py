@@ -20,7 +20,6 @@ from everhold.core.entries import (
     EntryBody,
     EntryKind,
     Erased,
-    Heard,
     Noted,
     OperationsUndone,
     StopRequested,
@@ -80,9 +79,7 @@ async def plan_undo(
 
 async def _has_waiting_message(store: Store, session: Session) -> bool:
     """Return whether a message waits for its turn, for example because the model is unavailable."""
-    return any(
-        isinstance(entry.body, Heard) and entry.body.command is None for entry in await store.list_pending(session.id)
-    )
+    return any(it.command is None for it in await store.scan_pending(session.id))
 
 
 async def plan_stop(store: Store, session: Session) -> SessionAmendment:

@@ -364,6 +364,8 @@ class ExtendedMemoryProvider(MemoryProvider, Protocol):
     """Seconds a call may take; 30 if left out."""
     visible_after: float
     """Seconds until `probe` can find a stored item; 0 if left out."""
+    is_in_process: bool
+    """Its searches run in this process, so it is not paused after failures. False if left out."""
     peer_rule: PeerRule | None
     """How the provider names people. Without it, items and queries contain no peers."""
 

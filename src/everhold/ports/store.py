@@ -13,7 +13,9 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
+from everhold.core.inbox import PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
 
@@ -499,6 +501,9 @@ class SessionSnapshot(Struct, frozen=True, kw_only=True):
 
     session: Session
     pending: list[Entry]
+    """The first pending messages: at least as many as one turn takes, with one that asks among them if there is one."""
+    has_more_pending: bool = False
+    """Other messages are pending after these."""
     running: list[Operation]
     newest_turn: int
     """The op of the newest turn, 0 if there is none."""
@@ -556,7 +561,7 @@ class Store(Protocol):
     async def get_session(self, id: str) -> Session: ...
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
-        """The session, its pending messages and its running operations, all from the same moment."""
+        """The session, its first pending messages and its running operations, all from the same moment."""
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         """Sessions in the order of their creation, after the id `after`; with `newest_first` in reverse, before it."""
@@ -629,7 +634,10 @@ class Store(Protocol):
         """The messages of all sessions that wait for an answer, by author and address."""
 
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        """`heard` entries after seq `after` that no operation has consumed, in order."""
+        """`heard` entries after seq `after` that no operation has consumed, in order. There may be very many."""
+
+    async def scan_pending(self, session: str, *, after: int = 0) -> list[PendingMessage]:
+        """The same without texts, for decisions about all of them."""
 
     async def list_operations(
         self,
@@ -703,5 +711,11 @@ class Store(Protocol):
     # -- the whole store
     async def verify(self, session: str | None = None) -> list[str]:
         """Contradictions in the store: gaps, wrong digests, wrong derived rows. Empty if the store is sound."""
+
+    async def audit(
+        self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
+    ) -> StoreAudit:
+        """Check the promises on one session or on the whole store. Everything is read in one snapshot, so work that
+        goes on meanwhile causes no finding."""
 
     async def close(self) -> None: ...

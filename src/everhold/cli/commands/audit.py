@@ -7,9 +7,13 @@ import asyncio
 from typing import Any, Final
 
 from everhold.cli.connect import connect_for_reading
-from everhold.cli.progress import show_waiting
+from everhold.cli.progress import ProgressLine
 from everhold.cli.render import CommandScreen, format_count, format_one_line
 
+MAX_FINDINGS: Final = 20
+"""How many findings of one promise are printed. JSON contains all of them, and their whole texts."""
+MAX_TEXT_COLUMNS: Final = 240
+MAX_PLACE_COLUMNS: Final = 120
 _LOG_PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
 """Promises that can be checked in a log. P7, that a change needs no restart, cannot."""
 
@@ -19,8 +23,12 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
 
 
 async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
-    async with connect_for_reading(args, screen) as calls, show_waiting(screen, "checking every entry"):
-        report = await calls.run_audit(args.id)
+    progress = ProgressLine(screen, "checking every entry")
+    async with connect_for_reading(args, screen) as calls:
+        try:
+            report = await calls.run_audit(args.id, progress)
+        finally:
+            progress.clear()
     if screen.json:
         screen.print_json(report)
     else:
@@ -42,9 +50,14 @@ def _print_report(screen: CommandScreen, report: dict[str, Any]) -> None:
         doubts = screen.paint(f" · {format_count(line['doubts'], 'doubt')}", "yellow") if line["doubts"] else ""
         screen.print_line(f"{screen.paint(line['promise'], 'bold')}  {mark}  {line['text']}{doubts}")
         screen.print_line(screen.paint(f"      {line['evidence']}", "dim"))
-        for finding in broken + [finding for finding in found if finding["level"] != "broken"]:
+        listed = broken + [finding for finding in found if finding["level"] != "broken"]
+        for finding in listed[:MAX_FINDINGS]:
             where = f"{finding['session']}:{finding['seq']}" if finding["seq"] else finding["session"] or "the store"
             style = "red" if finding["level"] == "broken" else "yellow"
             screen.print_line(
-                f"      {screen.paint(finding['level'], style)}  {where}  {format_one_line(finding['text'])}"
+                f"      {screen.paint(finding['level'], style)}  {format_one_line(where, most=MAX_PLACE_COLUMNS)}  "
+                f"{format_one_line(finding['text'], most=MAX_TEXT_COLUMNS)}"
             )
+        if len(listed) > MAX_FINDINGS:
+            more = format_count(len(listed) - MAX_FINDINGS, "more finding")
+            screen.print_line(screen.paint(f"      … {more}; `everhold audit --json` lists all", "dim"))

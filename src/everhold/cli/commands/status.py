@@ -67,7 +67,7 @@ def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
         wrong.append((what, f"{remedy}; /stop in the chat ends it"))
     for it in found["memories"]:
         if it["state"] == "failing" and f"memory:{it['memory']}" not in found["failing"]:
-            what = it["report"] or it["error"] or "it does not answer"
+            what = it["error"] or it["report"] or "it does not answer"
             remedy = it.get("remedy") or "everhold delivers its items later"  # an older gateway reports none
             wrong.append((f"memory {it['memory']} of {it['agent']}: {what}", remedy))
         for hook, error in it["hooks"].items():

@@ -41,6 +41,7 @@ from everhold.core.entries import (
     list_consumed_seqs,
 )
 from everhold.core.ids import make_session_id
+from everhold.core.inbox import PendingMessage
 from everhold.core.memory_naming import SessionOrigin
 from everhold.core.people import PERSON_MEMBER
 from everhold.core.roles import ChatPlace, PersonRole, RoleCell, explain_refusal
@@ -77,7 +78,7 @@ class CommandRequest:
     """The entry that the command was heard in."""
     heard: Heard
     """The body of that entry."""
-    pending: list[Entry]
+    pending: list[PendingMessage]
     """The entries of the session that no operation has consumed."""
     runtime: AgentRuntime
     gates: Gates
@@ -104,11 +105,7 @@ class CommandRequest:
 
     def find_waiting_messages(self, authors: Collection[str] | None = None) -> tuple[int, ...]:
         """The seqs of the messages that wait for an answer: of everybody, or of these authors."""
-        return tuple(
-            it.seq
-            for it in self.pending
-            if isinstance(it.body, Heard) and it.body.command is None and (authors is None or it.author in authors)
-        )
+        return tuple(it.seq for it in self.pending if it.command is None and (authors is None or it.author in authors))
 
     async def list_own_authors(self) -> tuple[str, ...]:
         """All authors that are the sender."""

@@ -11,6 +11,7 @@ from typing import Final
 from everhold.core import consumers
 from everhold.core.commands import describe_action, get_command_roles, name_action
 from everhold.core.entries import OWN_OPERATION, Began, Ended, Entry, EntryBody, EntryDraft, Heard, Noted, Notified
+from everhold.core.inbox import PendingMessage
 from everhold.core.message_split import split_text
 from everhold.core.roles import PersonRole, explain_refusal
 from everhold.engine import session_changes
@@ -58,12 +59,15 @@ class CommandWorker:
     async def run(self) -> None:
         while True:
             session = await self.store.get_session(self.claim.session)
-            pending = await self.store.list_pending(session.id)
-            entry = next((e for e in pending if isinstance(e.body, Heard) and e.body.command), None)
-            if entry is None:
+            pending = await self.store.scan_pending(session.id)
+            first = next((it for it in pending if it.command), None)
+            if first is None:
                 update = CursorUpdate(idle_at=session.last_seq, attempts=0, error="", release=True)
                 await self._commit(Step.CURSOR_SETTLE, (), update=update)
                 return
+            entry = await self.store.get_entry(session.id, first.seq)
+            if not isinstance(entry.body, Heard):
+                continue  # it was erased meanwhile
             try:
                 if self.failures >= MAX_FAILURES:
                     await self._give_up(session, entry)
@@ -87,7 +91,7 @@ class CommandWorker:
         )
         await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakeups=runtime.list_platform_wakeups(bodies))
 
-    async def _handle(self, session: Session, entry: Entry, pending: list[Entry]) -> None:
+    async def _handle(self, session: Session, entry: Entry, pending: list[PendingMessage]) -> None:
         """Run the command's handler, and commit the result as one operation."""
         assert isinstance(entry.body, Heard)
         assert entry.body.command is not None

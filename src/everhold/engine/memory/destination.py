@@ -47,6 +47,7 @@ from everhold.core.memory_naming import SessionOrigin
 from everhold.core.memory_pacing import MemoryPacing, PendingItem, select_due_items
 from everhold.core.people import PeopleDirectory, can_hear
 from everhold.core.session_rebuild import SessionRebuild
+from everhold.engine.context_cache import list_turn_entries
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
 from everhold.engine.memory.peers import PeerLookup, PeerRegistry
@@ -511,7 +512,7 @@ class MemoryDestination:
                 turn = found[0]
                 if turn.type == "job":
                     return await self._build_job(session, entry, lookup)
-                entries = await self.store.list_entries(session.id, after=turn.first - 1, upto=entry.seq)
+                entries = await list_turn_entries(self.store, session.id, [turn], upto=entry.seq)
                 # As it was when it ended. A later undo is sent as a separate item.
                 selection = select_operations([turn], at=entry.seq + 1)
                 ended = assemble_context(selection, entries).turns

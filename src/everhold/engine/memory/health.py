@@ -113,11 +113,11 @@ def _build_condition(
         backlog_since=backlog.oldest if backlog else None,
         stored_at=liveness.store_calls.last_success_at if liveness else None,
         found_at=liveness.find_calls.last_success_at if liveness else None,
-        error=(backlog.error if backlog else "") or error,
+        error=(backlog.error if backlog else "") or (health.text if health and not health.healthy else "") or error,
         failing_since=since,
         attempts=backlog.attempts if backlog else 0,
         next_attempt_at=backlog.due if backlog and backlog.error else None,
-        recall_pause_seconds=liveness.get_rest_seconds(liveness.find_calls) if liveness else 0.0,
+        recall_pause_seconds=attached.get_recall_pause() if attached else 0.0,
         report=health.text if health else "",
         remedy=health.remedy if health else "",
         hooks=dict(liveness.hook_errors) if liveness else {},
@@ -136,7 +136,7 @@ def _find_newest_failure(liveness: MemoryLiveness | None) -> tuple[str, float | 
     )
     if not calls:
         return "", None
-    newest = max(calls, key=lambda one: one.last_failure_at or 0.0)
+    newest = max(calls, key=lambda one: (one.is_failing, one.last_failure_at or 0.0))
     return newest.error, min((one.failing_since for one in calls if one.failing_since is not None), default=None)
 
 

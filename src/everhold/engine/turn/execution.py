@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
+from everhold.core.budget import list_turn_budgets
 from everhold.core.context import (
     LONG_RESULT_CHARS,
     SHORT_TEXT_CHARS,
@@ -44,7 +45,7 @@ from everhold.core.entries import (
     get_body_kind,
     list_consumed_seqs,
 )
-from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step, list_pending_messages
+from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
 from everhold.core.provenance import join_all_text, list_tool_refusals
@@ -74,11 +75,12 @@ from everhold.core.turn import (
 )
 from everhold.core.wording import describe_duration
 from everhold.engine import effects as engine_effects, model_waits
-from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, list_turn_budgets
+from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
 from everhold.engine.compression.worker import CompressionOutcome, CompressionPreparer, SessionCompressor
 from everhold.engine.context_cache import (
     EMPTY_CONTEXT,
+    STEP_KINDS,
     CachedContext,
     ContextCache,
     build_cached_context,
@@ -292,10 +294,10 @@ class TurnExecution:
         self.log.info("turn.started", messages=len(began.takes))
         return await self._run_to_end()
 
-    async def resume(self, op: int, first: int, attempts: int) -> bool:
+    async def resume(self, op: int, attempts: int) -> bool:
         """Continue a turn that another worker left, at the first step that is not recorded."""
         self._set_operation(op)
-        entries = await self.store.list_entries(self.session.id, after=first - 1)
+        entries = await self.store.list_entries(self.session.id, after=op - 1, kinds=STEP_KINDS)
         self.steps = [entry for entry in entries if entry.op == op]
         await self._consume_seqs(list_consumed_seqs(self.steps))
         await self._use_context(await self._load_earlier_context(self.session))
@@ -470,7 +472,7 @@ class TurnExecution:
         """Return the decision about the messages after `after`, and the seq of the last message, so that they are not
         read again.
         """
-        box = list_pending_messages(await self.store.list_pending(self.session.id, after=after))
+        box = tuple(await self.store.scan_pending(self.session.id, after=after))
         running = RunningTurn(op=self.op, at_boundary=boundary, stop_requested=(await self._load_own_operation()).stop)
         return decide_next_step(box, running=running, busy=self.runtime.busy_policy), box[-1].seq if box else after
 

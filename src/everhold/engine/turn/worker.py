@@ -55,7 +55,7 @@ class TurnWorker:
                 await self._build_compressor(runtime).close_abandoned(left, "cut short by a restart")
                 continue
             if turn := mine.get("turn"):
-                if not await TurnExecution(self.context, session, runtime).resume(turn.op, turn.first, turn.attempts):
+                if not await TurnExecution(self.context, session, runtime).resume(turn.op, turn.attempts):
                     return
                 continue
             compressing = any(op.blocking for op in glance.running)
@@ -120,7 +120,7 @@ class TurnWorker:
         )
         work = TurnExecution(self.context, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
-        left = any(
+        left = glance.has_more_pending or any(
             it.asks and it.command is None and it.seq not in taken for it in list_pending_messages(glance.pending)
         )
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left, people=people)

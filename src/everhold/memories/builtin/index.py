@@ -69,6 +69,12 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
         )
 
 
+class _ThreadSearch:
+    """One search on another thread."""
+
+    is_abandoned = False
+
+
 class MemoryIndex:
     """One index file. `inline` works on the caller's thread, for simulations."""
 
@@ -88,6 +94,9 @@ class MemoryIndex:
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         """Acquired after `_writing` by code that needs both."""
+        self._search_lock = threading.Lock()
+        """Held only to begin, to end and to abandon a search."""
+        self._running_search: _ThreadSearch | None = None
         self._indexing_lock = asyncio.Lock()
         self._checked = False
         self._read_upto_pos: int | None = None
@@ -350,9 +359,33 @@ class MemoryIndex:
                 pass
             finally:
                 self._read_lock.release()
-        return await self._run_in_thread(
-            lambda: self._run_locked_read(lambda: self._read_snapshot(lambda: self._find_hits(asking)))
-        )
+        search = _ThreadSearch()
+        try:
+            return await self._run_in_thread(lambda: self._run_locked_read(lambda: self._run_search(search, asking)))
+        except asyncio.CancelledError:
+            self._abandon_search(search)
+            raise
+
+    def _run_search(self, search: _ThreadSearch, asking: IndexQuery) -> list[IndexHit]:
+        """Search on this thread, unless the turn that asked has given up."""
+        with self._search_lock:
+            if search.is_abandoned:
+                return []
+            self._running_search = search
+        try:
+            return self._read_snapshot(lambda: self._find_hits(asking))
+        except apsw.InterruptError:
+            return []
+        finally:
+            with self._search_lock:
+                self._running_search = None
+
+    def _abandon_search(self, search: _ThreadSearch) -> None:
+        """End a search that nobody waits for, because the next searches wait for it."""
+        with self._search_lock:
+            search.is_abandoned = True
+            if self._running_search is search:
+                self._reader.interrupt()
 
     def _read_snapshot(self, read: Callable[[], T]) -> T:
         """Run several reads on one snapshot of the file."""

@@ -37,6 +37,7 @@ class BuiltinMemory:
     delivery = DeliveryGuarantee.KEYED
     deadline = 5.0
     visible_after = 0.0
+    is_in_process = True
 
     def __init__(self, *, index: MemoryIndex, store: Store, agent: str) -> None:
         self.index = index

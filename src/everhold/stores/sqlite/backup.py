@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import apsw
 
-from everhold.core.audit import audit_session
-from everhold.errors import EverholdError, StoreError
-from everhold.stores.sqlite import connect, damage, entries, migrate, verify
-from everhold.stores.sqlite.connect import fetch_rows
+from everhold.errors import StoreError
+from everhold.stores.sqlite import audit, connect, damage, migrate
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
 
@@ -62,10 +60,8 @@ def _inspect_connection(db: apsw.Connection, path: Path) -> StoreCopy:
             path, " / ".join(part for part in (*pages[:5], damage.name_damaged_sessions(db)) if part)
         )
     cur = db.cursor()
-    wrong = verify.find_contradictions(cur, None)
-    broken: list[str] = []
-    for (session,) in fetch_rows(cur, "select id from sessions order by id"):
-        broken += [f"{session}: {text}" for text in _audit_session(cur, session)]
+    audited = audit.audit_snapshot(db)
+    broken = [f"{it.session}: {it.promise}: {it.text}" for it in audited.findings if it.level == "broken"]
     pos, count, newest = cur.execute("select max(pos), count(*), max(at) from entries").get
     return StoreCopy(
         path=path,
@@ -74,20 +70,9 @@ def _inspect_connection(db: apsw.Connection, path: Path) -> StoreCopy:
         sessions=cur.execute("select count(*) from sessions").get,
         entries=count,
         newest_at=newest or 0.0,
-        contradictions=wrong,
+        contradictions=audited.contradictions,
         broken_promises=broken,
     )
-
-
-def _audit_session(cur: apsw.Cursor, session: str) -> list[str]:
-    sql, values = entries.build_entries_query(session, after=0, upto=None, kinds=(), limit=None)
-    try:
-        found, _ = audit_session(
-            session, [entries.parse_entry_row((session, *row)) for row in fetch_rows(cur, sql, values)]
-        )
-    except EverholdError as error:
-        return [error.message]
-    return [f"{one.promise}: {one.text}" for one in found if one.level == "broken"]
 
 
 def read_last_seqs(path: Path) -> dict[str, int]:

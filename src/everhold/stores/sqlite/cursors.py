@@ -25,7 +25,8 @@ from everhold.stores.sqlite.connect import fetch_rows
 from everhold.stores.sqlite.sessions import SessionHead, compute_head
 
 _UPSERT_WAKEUP: Final = (
-    "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) values (?, ?, ?, ?, ?, ?, ?) "
+    "insert into cursors(session, consumer, start_seq, processed_seq, since, wait, due, mandatory) "
+    "values (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7) "
     "on conflict(session, consumer) do update set "
     "since = excluded.since, wait = excluded.wait, due = excluded.due, mandatory = excluded.mandatory "
     "where cursors.due is null or (cursors.mandatory = 0 and cursors.attempts = 0 and excluded.due < cursors.due)"

@@ -14,6 +14,7 @@ from everhold.core.entries import (
     BODY_VERSION,
     OWN_OPERATION,
     Began,
+    ChatCommand,
     Ended,
     Entry,
     EntryDraft,
@@ -22,6 +23,7 @@ from everhold.core.entries import (
     decode_body,
     encode_with_digest,
 )
+from everhold.core.inbox import PendingMessage
 from everhold.errors import InvalidRequest, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import RandomSource
 
@@ -269,6 +271,40 @@ SELECT_PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? and p.seq > ? order by p.seq"
 )
+SELECT_FIRST_PENDING: Final = f"{SELECT_PENDING} limit ?"
+_SCAN_PENDING: Final = (
+    "select p.seq, e.author, e.version, e.body from pending p "
+    "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? and p.seq > ? order by p.seq"
+)
+
+
+class _PendingBody(msgspec.Struct, frozen=True):
+    """The part of a message that decides what happens to it. Its text is not read."""
+
+    asks: bool = True
+    busy: str = ""
+    command: ChatCommand | None = None
+
+
+_pending_bodies: Final = msgspec.json.Decoder(_PendingBody)
+
+
+def scan_pending(cur: apsw.Cursor, session: str, after: int) -> list[PendingMessage]:
+    """Return all pending messages, without their texts."""
+    found = []
+    for seq, author, version, text in cur.execute(_SCAN_PENDING, (session, after)):
+        if version > BODY_VERSION:
+            raise Poisoned(
+                f"session {session}: entry {seq} is of version {version}, "
+                f"and this everhold reads versions up to {BODY_VERSION}",
+                remedy="upgrade everhold; nothing is lost",
+            )
+        body = _ERASED_BODY if text is None else _pending_bodies.decode(text)
+        found.append(PendingMessage(seq=seq, author=author, asks=body.asks, command=body.command, busy=body.busy))
+    return found
+
+
+_ERASED_BODY: Final = _PendingBody(asks=False)
 
 
 def store_blobs(cur: apsw.Cursor, blobs: Iterable[bytes]) -> None:

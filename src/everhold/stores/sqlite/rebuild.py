@@ -194,8 +194,9 @@ def _derive_entry(cur: apsw.Cursor, session: str, seq: int, op: int | None, body
 def fit_cursors(cur: apsw.Cursor, *, at: float) -> None:
     """Limit cursors to the end of the log, and drop batches in flight that reach beyond it."""
     cur.execute(
-        "update cursors set owner = '', processed_seq = "
-        "min(processed_seq, (select next_seq - 1 from sessions where id = cursors.session))"
+        "update cursors set owner = '', "
+        "processed_seq = min(processed_seq, (select next_seq - 1 from sessions where id = cursors.session)), "
+        "start_seq = min(start_seq, (select next_seq - 1 from sessions where id = cursors.session))"
     )
     sql = "select c.session, c.consumer, c.in_flight, s.next_seq from cursors c join sessions s on s.id = c.session"
     for session, consumer, text, next_seq in fetch_rows(cur, f"{sql} where c.in_flight is not null"):

@@ -15,7 +15,9 @@ from typing import Any, Final, Self, TypeVar
 import apsw
 import msgspec
 
-from everhold.core.entries import Entry, EntryKind
+from everhold.core.audit import ReportProgress, StoreAudit
+from everhold.core.entries import Entry, EntryKind, Heard
+from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
 from everhold.errors import NotFound, StoreError
@@ -41,6 +43,7 @@ from everhold.ports.store import (
     Step,
 )
 from everhold.stores.sqlite import (
+    audit,
     backup as copies,
     bindings,
     commit,
@@ -68,6 +71,7 @@ URGENT_STEPS: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
 """A platform or a person waits for these commits."""
 MAX_LOST_ENTRIES: Final = 1_024
 """A power cut loses fewer entries than this: those of commits after the last durable one."""
+PENDING_PAGE: Final = MAX_TURN_MESSAGES + 1
 MAX_LIGHT_ENTRIES: Final = 32
 MAX_NEW_PEOPLE_EVENTS: Final = 1_000
 MAX_LIGHT_BYTES: Final = 64 * 1024
@@ -289,10 +293,31 @@ class SqliteStore:
             if not found:
                 raise sessions.build_not_found(id)
             *row, newest, busy = found[0]
-            pending = await self.list_pending(id)
+            pending, more = self._list_first_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
             session = sessions.parse_session_row(self._cursor, row)
-        return SessionSnapshot(session=session, pending=pending, running=running, newest_turn=newest or 0)
+        return SessionSnapshot(
+            session=session, pending=pending, has_more_pending=more, running=running, newest_turn=newest or 0
+        )
+
+    def _list_first_pending(self, session: str) -> tuple[list[Entry], bool]:
+        """Return as many pending entries as one turn can take, one that asks among them, and whether there are more.
+
+        Commands are passed over, because the command worker handles them.
+        """
+        found: list[Entry] = []
+        after, messages, is_asked = 0, 0, False
+        while messages < MAX_TURN_MESSAGES or not is_asked:
+            rows = self._fetch_rows(entries.SELECT_FIRST_PENDING, (session, after, PENDING_PAGE))
+            page = [entries.parse_entry_row(row) for row in rows]
+            found += page
+            if len(page) < PENDING_PAGE:
+                return found, False
+            after = page[-1].seq
+            plain = [it.body for it in page if not (isinstance(it.body, Heard) and it.body.command)]
+            messages += len(plain)
+            is_asked = is_asked or any(isinstance(body, Heard) and body.asks for body in plain)
+        return found, True
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.SELECT_PAGE_BACKWARDS if newest_first else sessions.SELECT_PAGE
@@ -396,6 +421,9 @@ class SqliteStore:
 
     async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_PENDING, (session, after))]
+
+    async def scan_pending(self, session: str, *, after: int = 0) -> list[PendingMessage]:
+        return self._translate_errors(lambda: entries.scan_pending(self._cursor, session, after))
 
     async def list_operations(
         self,
@@ -505,7 +533,12 @@ class SqliteStore:
     # -- the whole store
 
     async def verify(self, session: str | None = None) -> list[str]:
-        return await self._read_in_thread(lambda db: verify.find_contradictions(db.cursor(), session))
+        return await self._read_in_thread(lambda db: verify.find_contradictions(db, session))
+
+    async def audit(
+        self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
+    ) -> StoreAudit:
+        return await self._read_in_thread(lambda db: audit.audit_snapshot(db, session, report_progress))
 
     async def make_backup(self, target: Path) -> Path:
         """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""

@@ -7,7 +7,7 @@ a bug in one of the two is noticed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from everhold.core.entries import (
     Compressed,
     ContextReset,
     Ended,
+    Entry,
     EntryBody,
     EntryKind,
     Erased,
@@ -42,17 +43,31 @@ from everhold.stores.sqlite.connect import fetch_rows
 
 STRUCTURAL_KINDS = {EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED, EntryKind.COMPRESSED, EntryKind.CHANGED}
 """Kinds that determine the derived rows. If such an entry was erased, the rows can no longer be computed."""
+_KIND_BY_NAME: Final = {kind.value: kind for kind in EntryKind}
 
 
-def find_contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
+SELECT_LOG: Final = (
+    "select seq, pos, kind, op, author, at, version, body, salt, digest, dedup from entries where session = ? "
+    "order by seq"
+)
+SELECT_HEAD: Final = "select next_seq, generation, erasures, title, choices, names from sessions where id = ?"
+
+
+def find_contradictions(db: apsw.Connection, session: str | None) -> list[str]:
     """One line for each contradiction with the log."""
-    ids = (
-        [session] if session is not None else [row[0] for row in fetch_rows(cur, "select id from sessions order by id")]
-    )
-    found = [line for id in ids for line in _check_session(cur, id)]
-    if session is None:
-        found += _check_bindings(cur) + people.find_contradictions(cur) + _find_stray_rows(cur) + _check_blobs(cur)
-    return found
+    cur = db.cursor()
+    if session is not None:
+        return _check_session(db, session)
+    found = [
+        line for (id,) in fetch_rows(cur, "select id from sessions order by id") for line in _check_session(db, id)
+    ]
+    return found + find_global_contradictions(db)
+
+
+def find_global_contradictions(db: apsw.Connection) -> list[str]:
+    """One line for each contradiction outside the sessions."""
+    cur = db.cursor()
+    return _check_bindings(cur) + people.find_contradictions(cur) + _find_stray_rows(cur) + _check_blobs(cur)
 
 
 # -- one session -------------------------------------------------------------------------------------------------------
@@ -80,6 +95,8 @@ class RebuiltSession:
     """Every message with a body, and whether it asks for an answer."""
     pending: dict[int, int] = field(default_factory=dict)
     ops: dict[int, RebuiltOperation] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    compressions: list[int] = field(default_factory=list)
     taken: dict[int, list[int]] = field(default_factory=dict)
     title: str = ""
     choices: dict[str, str] = field(default_factory=dict)
@@ -105,83 +122,105 @@ class RebuiltSession:
             self.ops[op].undone_at = seq
 
 
-def _check_session(cur: apsw.Cursor, id: str) -> list[str]:
-    head = fetch_rows(
-        cur, "select next_seq, generation, erasures, title, choices, names from sessions where id = ?", (id,)
-    )
-    if not head:
-        return [f"{id}: there is no such session"]
-    log = fetch_rows(
-        cur,
-        "select seq, kind, op, author, at, version, body, salt, digest from entries where session = ? order by seq",
-        (id,),
-    )
-    found = _find_gaps(id, [row[0] for row in log], head[0][0])
-    bodies: list[tuple[int, int | None, EntryKind, EntryBody | None]] = []
-    readable = True
-    for seq, kind, op, author, at, version, text, salt, seal in log:
-        if version > BODY_VERSION or kind not in set(EntryKind):
-            found.append(f"{id}: entry {seq} ({kind}, version {version}) was written by a newer everhold")
-            readable = False
-            continue
+def _check_session(db: apsw.Connection, id: str) -> list[str]:
+    verifier = SessionVerifier(id)
+    for row in db.cursor().execute(SELECT_LOG, (id,)):
+        verifier.add_row(row)
+    return verifier.finish(db.cursor())
+
+
+class SessionVerifier:
+    """Reads the rows of one session's log in order, and then compares the derived rows with it."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.is_readable = True
+        """Every row so far could be decoded."""
+        self._found: list[str] = []
+        self._rebuilt = RebuiltSession()
+        self._next_seq = 1
+        self._empty_seqs: set[int] = set()
+        self._is_complete = True
+        """No entry was erased that determines the derived rows."""
+
+    def add_row(self, row: Sequence[Any]) -> Entry | None:
+        """Check a row; return its entry, or None if it cannot be read."""
+        id = self.id
+        seq, pos, kind, op, author, at, version, text, salt, seal, dedup = row
+        if seq != self._next_seq:
+            self._found.append(f"{id}: entries {self._next_seq} to {seq - 1} are missing")
+        self._next_seq = seq + 1
+        known = _KIND_BY_NAME.get(kind)
+        if version > BODY_VERSION or known is None:
+            self._found.append(f"{id}: entry {seq} ({kind}, version {version}) was written by a newer everhold")
+            self.is_readable = False
+            return None
         if (text is None) != (salt is None):
-            found.append(f"{id}: entry {seq} ({kind}) is only partly erased")
+            self._found.append(f"{id}: entry {seq} ({kind}) is only partly erased")
+        body: EntryBody | None = None
         if text is None or salt is None:
-            bodies.append((seq, op, EntryKind(kind), None))
-            continue
-        expected = compute_entry_digest(
-            salt=salt, session=id, seq=seq, kind=kind, op=op, author=author, at=at, body=text
+            self._empty_seqs.add(seq)
+            self._is_complete = self._is_complete and known not in STRUCTURAL_KINDS
+        else:
+            expected = compute_entry_digest(
+                salt=salt, session=id, seq=seq, kind=kind, op=op, author=author, at=at, body=text
+            )
+            if expected != seal:
+                self._found.append(f"{id}: entry {seq} ({kind}) is not what was written: its digest does not match")
+            try:
+                body = decode_body(known, text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self._found.append(f"{id}: entry {seq} ({kind}) cannot be decoded: {error}")
+                self.is_readable = False
+                return None
+            rebuild = _REBUILDS.get(type(body))
+            if rebuild is not None:
+                rebuild(self._rebuilt, seq, op, body)
+        return Entry(
+            session=id,
+            seq=seq,
+            pos=pos,
+            kind=known,
+            op=op,
+            author=author,
+            at=at,
+            version=version,
+            body=body,
+            digest=seal,
+            dedup=dedup,
         )
-        if expected != seal:
-            found.append(f"{id}: entry {seq} ({kind}) is not what was written: its digest does not match")
-        try:
-            bodies.append((seq, op, EntryKind(kind), decode_body(EntryKind(kind), text)))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            found.append(f"{id}: entry {seq} ({kind}) cannot be decoded: {error}")
-            readable = False
-    if readable:
-        rebuilt = _rebuild_session(bodies)
-        found += [f"{id}: {line}" for line in rebuilt.conflicts]
-        empty_seqs = {seq for seq, _, _, body in bodies if body is None}
-        found += [
-            f"{id}: entry {seq} has no body, but no entry says it was erased" for seq in empty_seqs - rebuilt.erased
-        ]
-        found += [f"{id}: entry {seq} was erased, but its body is still there" for seq in rebuilt.erased - empty_seqs]
-        if not any(body is None and kind in STRUCTURAL_KINDS for _, _, kind, body in bodies):
-            found += _compare_session(cur, id, head[0], rebuilt)
-    return found + _check_cursors(cur, id, head[0][0] - 1)
 
-
-def _find_gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
-    found = []
-    expected = 1
-    for seq in seqs:
-        if seq != expected:
-            found.append(f"{id}: entries {expected} to {seq - 1} are missing")
-        expected = seq + 1
-    if next_seq != expected:
-        found.append(f"{id}: the log ends at {expected - 1}, but the next entry would be {next_seq}")
-    return found
-
-
-def _rebuild_session(bodies: list[tuple[int, int | None, EntryKind, EntryBody | None]]) -> RebuiltSession:
-    now = RebuiltSession(heard={seq: int(body.asks) for seq, _, _, body in bodies if isinstance(body, Heard)})
-    for seq, op, _, body in bodies:
-        rebuild = _REBUILDS.get(type(body))
-        if rebuild is not None:
-            rebuild(now, seq, op, body)
-    return now
+    def finish(self, cur: apsw.Cursor) -> list[str]:
+        """Return one line for each contradiction."""
+        id, found, rebuilt = self.id, self._found, self._rebuilt
+        head = fetch_rows(cur, SELECT_HEAD, (id,))
+        if not head:
+            return [f"{id}: there is no such session"]
+        if head[0][0] != self._next_seq:
+            found.append(f"{id}: the log ends at {self._next_seq - 1}, but the next entry would be {head[0][0]}")
+        if self.is_readable:
+            found += [f"{id}: {line}" for line in rebuilt.conflicts]
+            for seq in sorted(self._empty_seqs - rebuilt.erased):
+                found.append(f"{id}: entry {seq} has no body, but no entry says it was erased")
+            for seq in sorted(rebuilt.erased - self._empty_seqs):
+                found.append(f"{id}: entry {seq} was erased, but its body is still there")
+            if self._is_complete:
+                found += _compare_session(cur, id, head[0], rebuilt)
+        return found + _check_cursors(cur, id, head[0][0] - 1)
 
 
 def _rebuild_heard(now: RebuiltSession, seq: int, op: int | None, body: Heard) -> None:
-    now.pending[seq] = int(body.asks)
+    now.heard[seq] = now.pending[seq] = int(body.asks)
 
 
 def _rebuild_began(now: RebuiltSession, seq: int, op: int | None, body: Began) -> None:
     now.take(seq, seq, body.takes)
-    for other, running in now.ops.items():
-        if running.state == "running" and _is_exclusive(running, body):
-            now.conflicts.append(f"operation {seq} ({body.type}) began while {other} ({running.type}) ran")
+    for other in sorted(now.running):
+        if _is_exclusive(now.ops[other], body):
+            now.conflicts.append(f"operation {seq} ({body.type}) began while {other} ({now.ops[other].type}) ran")
+    now.running.add(seq)
+    if body.type == "compression":
+        now.compressions.append(seq)
     now.ops[seq] = RebuiltOperation(
         type=body.type,
         state="running",
@@ -204,6 +243,7 @@ def _rebuild_ended(now: RebuiltSession, seq: int, op: int | None, body: Ended) -
     if ended.state != "running":
         now.conflicts.append(f"entry {seq} ends operation {op}, which had ended already")
     ended.state, ended.last = body.outcome, seq
+    now.running.discard(op)
     if body.outcome in RELEASING_OUTCOMES:
         now.give_back(op)
 
@@ -245,7 +285,7 @@ def _rebuild_undone(now: RebuiltSession, seq: int, undone: OperationsUndone) -> 
     now.generation += 1
     newly = [op for op in undone.ops if op in now.ops and not now.ops[op].undone_at]
     turns = [op for op in newly if now.ops[op].type == "turn"]
-    voided = [op for op, one in now.ops.items() if turns and one.type == "compression" and one.covers >= min(turns)]
+    voided = [op for op in now.compressions if turns and now.ops[op].covers >= min(turns)]
     for op in (*newly, *voided):
         now.hide(op, seq)
     for op in undone.ops if undone.again else ():
@@ -281,7 +321,7 @@ def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSessi
         ("pending", dict(fetch_rows(cur, "select seq, asks from pending where session = ?", (id,))), rebuilt.pending),
     ):
         if stored != expected:
-            found.append(f"{id}: {name} is {stored!r}, but its log says {expected!r}")
+            found.append(f"{id}: {name} {_describe_difference(stored, expected)}")
     columns = [one.name for one in fields(RebuiltOperation)]
     stored_ops = {
         row[0]: RebuiltOperation(*row[1:])
@@ -292,6 +332,17 @@ def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSessi
         for op in sorted(stored_ops.keys() | rebuilt.ops.keys())
         if stored_ops.get(op) != rebuilt.ops.get(op)
     ]
+
+
+def _describe_difference(stored: object, expected: object) -> str:
+    """Return what the store and the log say. Of long tables it contains only the rows that differ."""
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        differing = [
+            key for key in (*expected, *(stored.keys() - expected.keys())) if stored.get(key) != expected.get(key)
+        ]
+        stored = {key: stored[key] for key in differing if key in stored}
+        expected = {key: expected[key] for key in differing if key in expected}
+    return f"is {stored!r}, but its log says {expected!r}"
 
 
 def _check_cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
@@ -321,7 +372,7 @@ def _check_cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
 def _check_bindings(cur: apsw.Cursor) -> list[str]:
     """Follow every address through the log, in commit order."""
     moved: dict[str, str] = {}
-    for session, text in fetch_rows(cur, "select session, body from entries where kind = 'changed' order by pos"):
+    for session, text in cur.execute("select session, body from entries where kind = 'changed' order by pos"):
         if text is None:
             return []  # the erased entry may have bound an address, so the bindings cannot be computed
         body = decode_body(EntryKind.CHANGED, text)
@@ -341,7 +392,7 @@ def _check_bindings(cur: apsw.Cursor) -> list[str]:
 def _find_stray_rows(cur: apsw.Cursor) -> list[str]:
     """Rows that refer to sessions that do not exist."""
     found = []
-    for table in ("entries", "pending", "operations", "cursors", "bindings"):
+    for table in ("entries", "pending", "operations", "cursors", "bindings", "receipts", "dead_letters"):
         for (session,) in fetch_rows(
             cur, f"select distinct session from {table} where session not in (select id from sessions)"
         ):
@@ -352,6 +403,6 @@ def _find_stray_rows(cur: apsw.Cursor) -> list[str]:
 def _check_blobs(cur: apsw.Cursor) -> list[str]:
     return [
         f"blob {name} is not what was written: its digest does not match"
-        for name, data in fetch_rows(cur, "select digest, data from blobs")
+        for name, data in cur.execute("select digest, data from blobs")
         if hashlib.sha256(data).hexdigest() != name
     ]

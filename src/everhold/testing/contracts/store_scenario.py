@@ -171,7 +171,7 @@ class StoreScenario:
         return (await self.store.get_session(session)).generation
 
 
-def make_heard(text: str = "hello", *, asks: bool = True, message: str = "1") -> Heard:
+def make_heard(text: str = "hello", *, asks: bool = True, message: str = "") -> Heard:
     return Heard(origin=ChatLocation(platform="test", account="bot", chat="c", message=message), text=text, asks=asks)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 import msgspec
@@ -35,6 +35,7 @@ from everhold.core.entries import (
     get_body_kind,
 )
 from everhold.core.erasure import PlaceErasure
+from everhold.core.inbox import PendingMessage
 from everhold.core.people import PERSON_MEMBER, PeopleDirectory, PresentAudience, build_present
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.context_cache import CachedContext, ContextCache
@@ -71,6 +72,8 @@ from everhold.testing.sim.http import CallerResponse, SimApi
 from everhold.testing.sim.process import GatedStore, SimProcess
 from everhold.testing.sim.remote_services import SimListener
 from everhold.testing.sim.world import SimWorld
+
+P = TypeVar("P", Entry, PendingMessage)
 
 
 class SimMutant(Struct, frozen=True, kw_only=True):
@@ -196,14 +199,14 @@ class EndsInTwoCommits(GatedStore):
 
 
 class CursorInsteadOfSet(GatedStore):
-    async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        return await self._skip_before_cursor(session, await super().list_pending(session, after=after))
+    async def scan_pending(self, session: str, *, after: int = 0) -> list[PendingMessage]:
+        return await self._skip_before_cursor(session, await super().scan_pending(session, after=after))
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         glance = await super().get_session_snapshot(id)
         return structs.replace(glance, pending=await self._skip_before_cursor(id, glance.pending))
 
-    async def _skip_before_cursor(self, session: str, pending: list[Entry]) -> list[Entry]:
+    async def _skip_before_cursor(self, session: str, pending: list[P]) -> list[P]:
         waiting = {entry.seq for entry in pending}
         heard = await self.disk.list_entries(session, kinds=(EntryKind.HEARD,))
         cursor = max((entry.seq for entry in heard if entry.seq not in waiting), default=0)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 CURRENT_CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WORKING", default=None)
 """The claim under which the running code acts. It is set in a worker's task and inherited by the tasks it starts."""
 
-READ_PREFIXES: Final = ("count_", "find_", "get_", "last_", "list_", "read_", "resolve_", "verify")
+READ_PREFIXES: Final = ("audit", "count_", "find_", "get_", "last_", "list_", "read_", "resolve_", "scan_", "verify")
 READ_YIELD_PROBABILITY = 0.1
 """The probability that a read lets other tasks run first, as with a remote store."""
 
