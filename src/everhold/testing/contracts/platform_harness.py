@@ -59,7 +59,8 @@ class RemotePlatform(Protocol):
     group: str
     sender: str
     offers: frozenset[str]
-    """The features of the platform: any of `edits groups drafts typing files commands redelivery poison rivals`."""
+    """The features of the platform: any of `edits groups drafts typing files commands redelivery poison rivals
+    history`."""
 
     def build_adapter(self, context: PluginContext) -> Platform:
         """Return a new adapter, as another process would build it."""
@@ -100,6 +101,17 @@ class RemotePlatform(Protocol):
     def fail_next_send(self, how: str) -> None:
         """Let the next send fail: `drop before`, `drop after`, `hang`, `limit` (wait 7 s), `broken` (a server error),
         `dead` (the chat was deleted); with files also `drop file after` and `file too large`."""
+
+    async def open_chats(self, count: int) -> list[str]:
+        """With `history`: open this many further groups with the agent, and return their ids."""
+
+    def hang_history(self) -> None:
+        """With `history`: let all calls that read missed messages hang, until `release_history`."""
+
+    async def wait_for_history(self) -> None:
+        """With `history`: wait until such a call hangs."""
+
+    def release_history(self) -> None: ...
 
     def disconnect(self) -> None:
         """Make the platform unreachable, until `reconnect`."""
