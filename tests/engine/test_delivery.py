@@ -518,6 +518,56 @@ class TestRule12Destinations:
         assert len(platform.shown_messages) == 1
 
 
+class LatePlatform(FakePlatform):
+    """Carries the first request out long after its connection broke, and meanwhile refuses the chat."""
+
+    has_broken = False
+
+    async def send(self, out: OutgoingMessage) -> str:
+        if not self.arrived and out.text.endswith("one"):
+            if not self.has_broken:
+                self.has_broken = True
+                asyncio.get_running_loop().call_later(20.0, self.receive_sent, out)
+                raise InDoubt("the connection broke")
+            raise Refused("not now")
+        return await super().send(out)
+
+
+def test_a_refused_reply_that_is_under_way_does_not_appear_after_a_later_one(gateway: InProcessGateway) -> None:
+    platform = LatePlatform(DeliveryGuarantee.KEYED)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(0.2)
+    gateway.send_message("two", rest=False)
+    gateway.run_until_idle(120)
+    assert gateway.list_shown_texts() == ["You said: one", "You said: two"]
+    (dead_letter,) = gateway.run(gateway.store.list_dead_letters())
+    assert dead_letter.in_doubt, "it was refused, and an earlier attempt may have arrived"
+
+
+def test_an_undone_reply_that_is_under_way_does_not_appear_after_a_later_one(gateway: InProcessGateway) -> None:
+    platform = LatePlatform(DeliveryGuarantee.KEYED)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    real = platform.send
+
+    async def refuse_later(out: OutgoingMessage) -> str:
+        try:
+            return await real(out)
+        except Refused:
+            raise Transient("not now", retry_after=3.0) from None
+
+    platform.send = refuse_later  # type: ignore[method-assign]  # the second attempt is known not to have arrived
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(2)
+    gateway.send_message("/undo", rest=False)
+    gateway.run_until_idle(120)
+    shown = gateway.list_shown_texts()
+    assert shown[0] == "You said: one"
+    assert len(shown) == 2, "the answer to the command"
+
+
 class Growing(FakePlatform):
     """A platform with drafts."""
 

@@ -134,6 +134,10 @@ class MemoryDestination:
         return self.provider.deadline
 
     @property
+    def late_seconds(self) -> float:
+        return self.deadline
+
+    @property
     def visible_after(self) -> float:
         return self.provider.visible_after
 

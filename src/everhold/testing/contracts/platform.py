@@ -30,6 +30,7 @@ from everhold.testing.contracts.platform_harness import (
     HOUR_SECONDS,
     PATIENCE_SECONDS,
     PlatformHarness,
+    RemoteHistory,
     RemotePlatform,
     ShownMessage,
 )
@@ -121,8 +122,9 @@ class PlatformContract:
 
     @platform_promise("history")
     async def test_missed_messages_are_heard_before_newer_ones_in_each_chat(self, harness: PlatformHarness) -> None:
-        remote = harness.remote
-        chats = [remote.chat, remote.group, *await remote.open_chats(4)]
+        remote, history = harness.remote, harness.remote
+        assert isinstance(history, RemoteHistory)
+        chats = [remote.chat, remote.group, *await history.open_chats(4)]
         written: dict[str, list[str]] = {chat: [] for chat in chats}
         ids: dict[str, str] = {}
 
@@ -142,16 +144,16 @@ class PlatformContract:
         for number, dies_at in enumerate(("", "before", "after", "after")):
             await harness.stop()
             await write_everywhere(3)
-            remote.hang_history()
+            history.hang_history()
             await harness.restart()
-            await harness.run_within_patience(remote.wait_for_history())
+            await harness.run_within_patience(history.wait_for_history())
             await write_everywhere(2)
             for message in range(3):  # meanwhile the adapter receives the new messages
                 place = harness.make_location(message=ids[remote.chat])
                 outgoing = harness.make_outgoing("on the way", key=f"s:{number}:{message}", to=place)
                 await harness.run_within_patience(harness.platform.send(outgoing))
             harness.dies_at = dies_at
-            remote.release_history()
+            history.release_history()
             if dies_at:
                 await harness.wait_until_killed()
                 await write_everywhere(1)

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -102,21 +102,26 @@ class RemotePlatform(Protocol):
         """Let the next send fail: `drop before`, `drop after`, `hang`, `limit` (wait 7 s), `broken` (a server error),
         `dead` (the chat was deleted); with files also `drop file after` and `file too large`."""
 
-    async def open_chats(self, count: int) -> list[str]:
-        """With `history`: open this many further groups with the agent, and return their ids."""
-
-    def hang_history(self) -> None:
-        """With `history`: let all calls that read missed messages hang, until `release_history`."""
-
-    async def wait_for_history(self) -> None:
-        """With `history`: wait until such a call hangs."""
-
-    def release_history(self) -> None: ...
-
     def disconnect(self) -> None:
         """Make the platform unreachable, until `reconnect`."""
 
     def reconnect(self) -> None: ...
+
+
+@runtime_checkable
+class RemoteHistory(Protocol):
+    """A remote platform that offers `history`: missed messages are read from it, and that can take long."""
+
+    async def open_chats(self, count: int) -> list[str]:
+        """Open this many further groups with the agent, and return their ids."""
+
+    def hang_history(self) -> None:
+        """Let all calls that read missed messages hang, until `release_history`."""
+
+    async def wait_for_history(self) -> None:
+        """Wait until such a call hangs."""
+
+    def release_history(self) -> None: ...
 
 
 class ProcessKilled(BaseException):
