@@ -93,6 +93,7 @@ class InstantPlatform:
     delivery = DeliveryGuarantee.KEYED
     text_limit = 4_000
     visible_after = 0.0
+    settle_seconds = 0.0
 
     def __init__(self) -> None:
         self.sent = 0

@@ -267,6 +267,7 @@ class GatewayApp:
             get_today=self.agents.get_today,
             on_text=self._on_text,
             peers=self.peers,
+            has_no_rivals=True,  # the home is locked
         )
 
     def _build_outside(self) -> None:

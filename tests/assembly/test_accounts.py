@@ -53,6 +53,7 @@ class ToyPlatform:
     delivery = DeliveryGuarantee.KEYED
     text_limit = 100
     visible_after = 0.0
+    settle_seconds = 0.0
 
     def __init__(self, settings: Any, context: PluginContext) -> None:
         if settings.colour == "broken":

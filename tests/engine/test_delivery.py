@@ -518,6 +518,93 @@ class TestRule12Destinations:
         assert len(platform.shown_messages) == 1
 
 
+class LatePlatform(FakePlatform):
+    """Carries the first request out long after its connection broke, and meanwhile refuses the chat."""
+
+    has_broken = False
+
+    async def send(self, out: OutgoingMessage) -> str:
+        if not self.arrived and out.text.endswith("one"):
+            if not self.has_broken:
+                self.has_broken = True
+                asyncio.get_running_loop().call_later(20.0, self.receive_sent, out)
+                raise InDoubt("the connection broke")
+            raise Refused("not now")
+        return await super().send(out)
+
+
+def test_a_refused_reply_that_is_under_way_does_not_appear_after_a_later_one(gateway: InProcessGateway) -> None:
+    platform = LatePlatform(DeliveryGuarantee.KEYED)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(0.2)
+    gateway.send_message("two", rest=False)
+    gateway.run_until_idle(120)
+    assert gateway.list_shown_texts() == ["You said: one", "You said: two"]
+    (dead_letter,) = gateway.run(gateway.store.list_dead_letters())
+    assert dead_letter.in_doubt, "it was refused, and an earlier attempt may have arrived"
+
+
+def test_an_undone_reply_that_is_under_way_does_not_appear_after_a_later_one(gateway: InProcessGateway) -> None:
+    platform = LatePlatform(DeliveryGuarantee.KEYED)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    real = platform.send
+
+    async def refuse_later(out: OutgoingMessage) -> str:
+        try:
+            return await real(out)
+        except Refused:
+            raise Transient("not now", retry_after=3.0) from None
+
+    platform.send = refuse_later  # type: ignore[method-assign]  # the second attempt is known not to have arrived
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(2)
+    gateway.send_message("/undo", rest=False)
+    gateway.run_until_idle(120)
+    shown = gateway.list_shown_texts()
+    assert shown[0] == "You said: one"
+    assert len(shown) == 2, "the answer to the command"
+
+
+class SilentOnce(FakePlatform):
+    """Shows the first message and never answers."""
+
+    async def send(self, out: OutgoingMessage) -> str:
+        remote = await super().send(out)
+        if len(self.shown_messages) == 1 and len(self.arrived) == 1 and not self.has_answered:
+            self.has_answered = True
+            await asyncio.get_running_loop().create_future()
+        return remote
+
+    has_answered = False
+
+
+@pytest.mark.parametrize("ending", ["killed", "answer lost"])
+@pytest.mark.parametrize("delivery", [DeliveryGuarantee.BLIND, DeliveryGuarantee.PROBE, DeliveryGuarantee.KEYED])
+def test_after_a_kill_or_a_lost_answer_a_chat_waits_for_its_platform_only(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee, ending: str
+) -> None:
+    platform = FakePlatform(delivery, visible_after=1.0) if ending == "answer lost" else SilentOnce(delivery)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    assert gateway.process is not None
+    gateway.process.supervisor.has_no_rivals = True
+    if ending == "answer lost":
+        platform.faults.lose_next_answer()
+    gateway.send_message("one", rest=False)
+    gateway.pass_time(1)
+    if ending == "killed":
+        gateway.crash()
+        gateway.start().supervisor.has_no_rivals = True
+    gateway.send_message("two", rest=False)
+    gateway.pass_time(platform.settle_seconds + platform.visible_after + 1)
+    twice = delivery is DeliveryGuarantee.BLIND
+    assert gateway.list_shown_texts() == ["You said: one"] * (2 if twice else 1) + ["You said: two"]
+    assert gateway.run(gateway.store.count_receipts_in_doubt()) == int(twice)
+
+
 class Growing(FakePlatform):
     """A platform with drafts."""
 

@@ -23,7 +23,7 @@ class RemoteDiscord:
     chat = "2001"
     group = "3001"
     sender = "1001"
-    offers = frozenset("edits groups drafts typing files redelivery poison".split())
+    offers = frozenset("edits groups drafts typing files redelivery poison history".split())
 
     def __init__(self, server: DiscordServer, adapter: type[DiscordPlatform]) -> None:
         self.server = server
@@ -107,6 +107,22 @@ class RemoteDiscord:
                 self.server.plan_fault("POST messages", how)
             case _:
                 raise AssertionError(how)
+
+    async def open_chats(self, count: int) -> list[str]:
+        channels = [str(number) for number in range(3_100, 3_100 + count)]
+        for channel in channels:
+            self.server.add_channel(channel)
+        return channels
+
+    def hang_history(self) -> None:
+        self.server.held.clear()
+        self.server.hang_calls("GET messages")
+
+    async def wait_for_history(self) -> None:
+        await self.server.held.wait()
+
+    def release_history(self) -> None:
+        self.server.release_calls("GET messages")
 
     def disconnect(self) -> None:
         self.server.disconnect()

@@ -44,7 +44,9 @@ class FaultyProxy(LoopbackServer):
 
     def name_call(self, request: LoopbackRequest) -> str:
         path = request.path
-        return next((word for word in ("sync", "send", "typing", "upload", "download") if f"/{word}" in path), path)
+        return next(
+            (word for word in ("sync", "send", "typing", "upload", "download", "messages") if f"/{word}" in path), path
+        )
 
     async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
         query, replaying = dict(request.query), False
@@ -77,7 +79,7 @@ class FaultyProxy(LoopbackServer):
 
 class RemoteMatrix:
     platform = "matrix"
-    offers = frozenset("edits groups drafts typing files redelivery poison".split())
+    offers = frozenset("edits groups drafts typing files redelivery poison history".split())
 
     def __init__(
         self,
@@ -195,6 +197,23 @@ class RemoteMatrix:
                 self.proxy.plan_fault("send", how, times=2)  # the library repeats a PUT once
             case _:
                 raise AssertionError(how)
+
+    async def open_chats(self, count: int) -> list[str]:
+        self.proxy.cap = 1  # a sync then leaves events out, which are read from the history
+        rooms = [await self.ada.create_room(self.bot.id, self.eve.id) for _ in range(count)]
+        for room in rooms:
+            await self.bot.join_room(room)
+        return rooms
+
+    def hang_history(self) -> None:
+        self.proxy.held.clear()
+        self.proxy.hang_calls("messages")
+
+    async def wait_for_history(self) -> None:
+        await self.proxy.held.wait()
+
+    def release_history(self) -> None:
+        self.proxy.release_calls("messages")
 
     def disconnect(self) -> None:
         self.proxy.disconnect()

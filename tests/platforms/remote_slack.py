@@ -25,7 +25,7 @@ class RemoteSlack:
     chat = "D1"
     group = "C1"
     sender = "UADA"
-    offers = frozenset("edits groups drafts files redelivery poison rivals".split())
+    offers = frozenset("edits groups drafts files redelivery poison rivals history".split())
 
     def __init__(self, server: SlackServer) -> None:
         self.server = server
@@ -109,6 +109,22 @@ class RemoteSlack:
                 self.server.plan_fault("chat.postMessage", how)
             case _:
                 raise AssertionError(how)
+
+    async def open_chats(self, count: int) -> list[str]:
+        channels = [f"C{number}" for number in range(100, 100 + count)]
+        for channel in channels:
+            self.server.invite_app(self.server.apps[0], channel)
+        return channels
+
+    def hang_history(self) -> None:
+        self.server.held.clear()
+        self.server.hang_calls("conversations.history")
+
+    async def wait_for_history(self) -> None:
+        await self.server.held.wait()
+
+    def release_history(self) -> None:
+        self.server.release_calls("conversations.history")
 
     def disconnect(self) -> None:
         self.server.disconnect()

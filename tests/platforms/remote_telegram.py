@@ -26,7 +26,7 @@ class RemoteTelegram:
     chat = "1001"
     group = "-100123"
     sender = "1001"
-    offers = frozenset("edits groups drafts typing files redelivery poison rivals".split())
+    offers = frozenset("edits groups drafts typing files redelivery poison rivals history".split())
 
     def __init__(self, server: TelegramServer, adapter: type[TelegramPlatform] = TelegramPlatform) -> None:
         self.server = server
@@ -109,6 +109,19 @@ class RemoteTelegram:
                 self.server.plan_fault("sendMessage", how)
             case _:
                 raise AssertionError(how)
+
+    async def open_chats(self, count: int) -> list[str]:
+        return [str(number) for number in range(-100_900, -100_900 + count)]
+
+    def hang_history(self) -> None:
+        self.server.held.clear()
+        self.server.hang_calls("getUpdates")
+
+    async def wait_for_history(self) -> None:
+        await self.server.held.wait()
+
+    def release_history(self) -> None:
+        self.server.release_calls("getUpdates")
 
     def disconnect(self) -> None:
         self.server.disconnect()

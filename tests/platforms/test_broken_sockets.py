@@ -15,6 +15,7 @@ import pytest
 from discord.http import Route
 
 from everhold.errors import EverholdError
+from everhold.platforms import catch_up
 from everhold.platforms.discord import adapter as discord_adapter, catch_up as discord_backlog
 from everhold.platforms.discord.adapter import DiscordPlatform
 from everhold.platforms.discord.parsing import DiscordChannel
@@ -43,13 +44,13 @@ async def confirms_first(self: SlackPlatform, envelope: Any, line: Any, accept: 
     await self._accept_message(heard, accept)
 
 
-async def reads_no_history(self: Any, hear: Any, *, now: float) -> None:
-    self._unread_channels = set()
+async def reads_no_history(self: Any, hear: Any, queues: Any, *, now: float) -> None:
+    queues._unread = {}
     await self.record_alive(now)
 
 
-def jumps_over_gaps(self: slack_backlog.SlackCatchUp, channel: str, ts: str) -> str:
-    return f"history/{channel}"
+async def never_waits(self: Any, chat: str, event: Any, *, id: str) -> None:
+    await self._accept(event)
 
 
 async def never_finds(self: Any, out: OutgoingMessage) -> None:
@@ -71,7 +72,8 @@ async def looks_for_nothing(self: DiscordPlatform, out: OutgoingMessage, *, alwa
     return ""
 
 
-async def goes_on_from_now(self: discord_backlog.DiscordCatchUp, hear: Any, *, now: float) -> None:
+async def goes_on_from_now(self: discord_backlog.DiscordCatchUp, hear: Any, queues: Any, *, now: float) -> None:
+    queues._unread = {}
     await self.record_alive(now)
 
 
@@ -79,9 +81,10 @@ async def forgets_direct_chats(self: discord_backlog.DiscordCatchUp, id: str) ->
     self.channels[id] = DiscordChannel(id=id, is_direct=True)
 
 
-async def one_page_is_all(self: discord_backlog.DiscordCatchUp, channel: Any, since: int, hear: Any) -> None:
+async def one_page_is_all(self: discord_backlog.DiscordCatchUp, channel: Any, since: int, hear: Any) -> Any:
     for message in reversed(await self._call_until_answered(lambda rest: rest.logs_from(channel.id, 100, after=since))):
         await hear(channel, message)
+    return ()
 
 
 async def takes_threads_for_channels(self: discord_backlog.DiscordCatchUp, id: str) -> Any:
@@ -108,8 +111,12 @@ SLACK: list[tuple[Plant, Any]] = [
         test_slack.test_events_that_slack_gave_up_are_read_from_the_history,
     ),
     (
-        instead(slack_backlog.SlackCatchUp, "advance_position", jumps_over_gaps),
+        instead(catch_up.LiveEventQueues, "add_event", never_waits),
         test_slack.test_new_messages_do_not_move_the_offset_past_a_gap,
+    ),
+    (
+        instead(catch_up.LiveEventQueues, "add_event", never_waits),
+        "missed_messages_are_heard_before_newer_ones_in_each_chat",
     ),
     (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_is_reported_as_in_doubt"),
     (instead(SlackPlatform, "probe", never_finds), "a_lost_answer_about_a_file_is_reported_as_in_doubt"),
@@ -120,6 +127,10 @@ SLACK: list[tuple[Plant, Any]] = [
     ),
 ]
 DISCORD: list[tuple[Plant, Any]] = [
+    (
+        instead(catch_up.LiveEventQueues, "add_event", never_waits),
+        "missed_messages_are_heard_before_newer_ones_in_each_chat",
+    ),
     (
         instead(discord_backlog.DiscordCatchUp, "run", goes_on_from_now),
         test_discord.test_after_a_lost_session_missed_messages_are_read_from_the_history,

@@ -120,7 +120,7 @@ async def discord(harness: PlatformHarness) -> Bring:
 
     async def bring(raw: dict[str, Any]) -> None:
         for event in ("INTERACTION_CREATE",) if "token" in raw else ("MESSAGE_CREATE", "MESSAGE_UPDATE"):
-            await adapter._handle_event(event, raw, harness._ingress)
+            await adapter._accept_event((event, raw), accept=harness._ingress)
 
     return bring
 

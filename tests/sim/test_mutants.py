@@ -23,6 +23,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "rerun-once": (60,),
     "truncated-answer": (4,),
     "draft-stays": (1,),
+    "draft-unrecorded": (38,),
     "resend-held": (4,),
     "no-clamp": (7,),
     "own-lease": (19,),

@@ -24,6 +24,7 @@ class ListPlatform:
     delivery = DeliveryGuarantee.KEYED
     text_limit = 1_000
     visible_after = 0.0
+    settle_seconds = 0.0
 
     def __init__(self, incoming: list[str]) -> None:
         self.incoming = incoming

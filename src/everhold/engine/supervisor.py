@@ -74,7 +74,10 @@ class WorkerSupervisor:
         peers: PeerRegistry | None = None,
         send_deadline: float = SEND_DEADLINE_SECONDS,
         draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
+        has_no_rivals: bool = False,
     ) -> None:
+        """`has_no_rivals`: no other process works on this store, so the worker that a cursor is taken over from has
+        ended. Only what its platform had received may still be carried out."""
         self.gates = gates
         self.runtimes = runtimes
         self.roles: RoleSource = roles or StampedRoles()
@@ -87,6 +90,7 @@ class WorkerSupervisor:
         self.lease_seconds = lease_seconds
         self.send_deadline = send_deadline
         self.draft_deadline = draft_deadline
+        self.has_no_rivals = has_no_rivals
         self.peers = peers or build_peer_registry(gates, runtimes)
         self.contexts = ContextCache()
         self.budgets = BudgetLedger(gates.store, get_today=get_today)
@@ -405,6 +409,7 @@ class WorkerSupervisor:
             get_today=self.get_today,
             on_text=self.on_text,
             draft_deadline=self.draft_deadline,
+            has_no_rivals=self.has_no_rivals,
             roles=self.roles,
             failures=self._failures_in_row.get(claim.name, 0),
         )
@@ -460,7 +465,12 @@ class WorkerSupervisor:
         drafts = runtimes.find_draft_platform(name, account) is not None
         policy = runtimes.get_in_doubt_policy(claim.consumer, claim.agent)
         destination = PlatformDestination(
-            self.gates.store, platform, in_doubt_policy=policy, deadline=self.send_deadline, drafts=drafts
+            self.gates.store,
+            platform,
+            in_doubt_policy=policy,
+            deadline=self.send_deadline,
+            late_seconds=platform.settle_seconds if self.has_no_rivals else None,
+            drafts=drafts,
         )
         return await self.build_delivery_worker(claim, destination).run()
 

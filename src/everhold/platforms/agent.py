@@ -23,6 +23,7 @@ class AgentPlatform:
     delivery = DeliveryGuarantee.KEYED
     text_limit = 1_000_000
     visible_after = 0.0
+    settle_seconds = 0.0
 
     def __init__(self, speaker: str, accept: AcceptMessage) -> None:
         self.account = speaker

@@ -12,6 +12,7 @@ class PullPlatform:
     delivery = DeliveryGuarantee.KEYED
     text_limit = 1_000_000
     visible_after = 0.0
+    settle_seconds = 0.0
 
     def __init__(self, name: str, account: str = "") -> None:
         self.name = name

@@ -142,6 +142,9 @@ class Platform(Protocol):
     """The longest text one message may carry."""
     visible_after: float
     """Seconds until `probe` can find a delivered message."""
+    settle_seconds: float
+    """Seconds after which the platform no longer carries out a request whose connection has ended. So long a chat waits
+    after a process was killed while it sent."""
 
     async def listen(self, accept: AcceptMessage) -> None:
         """Receive until cancelled. Acknowledge a message only after `accept` has returned."""

@@ -237,7 +237,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """The remote id of one delivered part. Edits, probes and deletions need it."""
+    """The remote id of one delivered part. Edits, probes and deletions need it. A draft has one from the moment when it
+    is about to be sent; its remote id is empty until its answer arrives."""
 
     consumer: str
     session: str
@@ -246,7 +247,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     key: str = ""
     remote: str = ""
     in_doubt: bool = False
-    """Sent more than once, because it was unknown whether the first attempt had arrived."""
+    """Sent more than once, because it was unknown whether the first attempt had arrived. For a draft: it may be visible
+    beside the reply, because its answer was lost."""
     at: float = 0.0
 
 

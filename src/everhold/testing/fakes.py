@@ -112,6 +112,7 @@ class FakePlatform:
         text_limit: int = 4_000,
         file_limit: int = 1_000_000,
         visible_after: float = 0.0,
+        settle_seconds: float = 5.0,
     ) -> None:
         self.delivery = delivery
         self.name = name
@@ -119,6 +120,7 @@ class FakePlatform:
         self.text_limit = text_limit
         self.file_limit = file_limit
         self.visible_after = visible_after
+        self.settle_seconds = settle_seconds
         self.faults = FaultQueue()
         self.shown_messages: list[OutgoingMessage] = []
         """The messages that users see, in the order of their arrival."""

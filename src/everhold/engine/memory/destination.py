@@ -145,6 +145,10 @@ class MemoryDestination:
         return self.provider.deadline
 
     @property
+    def late_seconds(self) -> float:
+        return self.deadline
+
+    @property
     def visible_after(self) -> float:
         return self.provider.visible_after
 

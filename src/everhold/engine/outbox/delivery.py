@@ -49,6 +49,8 @@ class DeliveryBatch(Struct, frozen=True, kw_only=True):
     """The peers that the payload contains, as `InFlightBatch` stores them."""
     records: tuple[EntryDraft, ...] = ()
     """Entries to commit with the batch, once."""
+    lost_draft: DeliveryItem | None = None
+    """A draft that this batch shall replace. It may be visible, but its remote id is unknown."""
     generation: int = 0
     """The session's generation before the batch was made. If it has changed, for example by an erasure, the batch must
     not be sent.
@@ -119,6 +121,10 @@ class Destination(Protocol):
 
     @property
     def visible_after(self) -> float: ...
+
+    @property
+    def late_seconds(self) -> float:
+        """How long a request may still be carried out after its connection has ended, or after a takeover."""
 
     @property
     def probes_before_resend(self) -> bool:
@@ -195,12 +201,12 @@ class DeliveryWorker:
         if in_flight.state != "unsent" and (
             is_late_arrival_harmful(self.destination.delivery) or in_flight.state == "voided"
         ):
-            # The worker that sent it may be stalled and not dead, so the request may still be carried out until its
-            # deadline.
-            await self.gates.sleep(self.destination.deadline + self.destination.visible_after)
+            # The worker that sent it has not settled it, so the request may still be carried out.
+            await self.gates.sleep(self.destination.late_seconds + self.destination.visible_after)
         self.replaying = [dead_letter for dead_letter in self.replaying if dead_letter.id not in in_flight.replays]
         batch = await self._rebuild_batch(in_flight)
         if batch is None:
+            await self._wait_for_earlier_sends(in_flight)
             return await self._finish_batch(
                 in_flight.upto, in_flight=in_flight, dead_letters=self._build_erased_dead_letters(in_flight)
             )
@@ -226,9 +232,24 @@ class DeliveryWorker:
             return await self._begin_attempt(batch, in_flight, in_doubt=self._is_blind_resend(in_flight))
         return await self._resolve_in_doubt(batch, in_flight)
 
+    async def _wait_for_earlier_sends(self, in_flight: InFlightBatch) -> None:
+        """Before items are given up that may still be under way: wait until they have arrived or never will, because
+        they would appear after later items. Where a late arrival is harmful anyway, the worker has waited already."""
+        if in_flight.sends > 1 or in_flight.state != "unsent":
+            if not is_late_arrival_harmful(self.destination.delivery):
+                await self.gates.sleep(self.destination.deadline)
+
+    def _may_have_arrived(self, in_flight: InFlightBatch) -> bool:
+        """Return whether an earlier send may have arrived, and nothing has told since."""
+        return in_flight.sends > 1 and resolve_in_doubt(self.destination.delivery, policy="") != "probe"
+
+    def _is_blind(self) -> bool:
+        """Return whether nothing tells what has arrived."""
+        return resolve_in_doubt(self.destination.delivery, policy="") == "blind_resend"
+
     def _is_blind_resend(self, in_flight: InFlightBatch) -> bool:
         """Return whether an earlier send may have arrived without a way to tell. This holds for later workers, too."""
-        return in_flight.sends > 1 and resolve_in_doubt(self.destination.delivery, policy="") == "blind_resend"
+        return in_flight.sends > 1 and self._is_blind()
 
     async def _begin_attempt(
         self,
@@ -281,7 +302,7 @@ class DeliveryWorker:
             except (Transient, InDoubt, Refused) as error:
                 return await self._retry_later(batch, structs.replace(in_flight, state="in_doubt"), error)
             if set(there) >= {item.key for item in batch.items}:
-                receipts = self._build_arrived_receipts(batch.items)
+                receipts = (*self._build_arrived_receipts(batch.items), *self._build_draft_receipts(batch, remote=""))
                 return await self._finish_batch(
                     batch.processed_upto_seq, batch.items, in_flight=in_flight, receipts=receipts
                 )
@@ -356,12 +377,14 @@ class DeliveryWorker:
             # The first time it is settled as soon as possible, then with growing delays, like any failure.
             self.attempts = 1
             await self._commit(Step.DELIVERY_RETRY, CursorUpdate(in_flight=in_flight, attempts=1, error=str(error)))
-            # Until its deadline the request may still be carried out, so a probe before it proves nothing.
+            # The request may still be carried out, at most until its deadline, so a probe before proves nothing.
             left = attempt.started_at + destination.deadline - self.gates.clock.monotonic()
-            await self.gates.sleep(max(0.0, left) + destination.visible_after)
+            await self.gates.sleep(min(max(0.0, left), destination.late_seconds) + destination.visible_after)
             return await self._resolve_in_doubt(batch, in_flight)
         self.log.info(destination.delivered_event, keys=[item.key for item in batch.items])
         receipts = self._build_receipts(batch.items, remotes, in_doubt=attempt.in_doubt)
+        if batch.lost_draft is not None and not self._is_blind():
+            receipts += self._build_draft_receipts(batch, remote=remotes.get(batch.lost_draft.key, ""))
         return await self._finish_batch(
             batch.processed_upto_seq, batch.items, in_flight=attempt.in_flight, receipts=receipts
         )
@@ -370,7 +393,11 @@ class DeliveryWorker:
         """Settle a refusal: find the items that are refused, and make them dead letters."""
         batch, partial = attempt.batch, isinstance(error, PartiallyDone)
         if len(batch.items) == 1:
-            dead_letters = self._build_dead_letters(batch.items, str(error), in_doubt=attempt.in_doubt or partial)
+            earlier = self._may_have_arrived(attempt.in_flight)
+            if earlier:
+                await self._wait_for_earlier_sends(attempt.in_flight)
+            in_doubt = earlier or partial or attempt.in_doubt
+            dead_letters = self._build_dead_letters(batch.items, str(error), in_doubt=in_doubt)
             return await self._finish_batch(
                 batch.processed_upto_seq, batch.items, in_flight=attempt.in_flight, dead_letters=dead_letters
             )
@@ -454,10 +481,30 @@ class DeliveryWorker:
             # The last scan found nothing after this batch. If entries arrived since, the store keeps the cursor due.
             self.scan = structs.replace(self.scan, batch=None)
         self.attempts = 0
-        if self.scan.batch is None:
+        batch = self.scan.batch
+        if batch is None:
             await self._rest(self.scan, upto, outcome, idle=idle)
             return None
-        return await self._send_next(self.scan, self.scan.batch, upto, outcome, idle=idle)
+        if batch.lost_draft is not None and self._is_blind():
+            how = resolve_in_doubt(self.destination.delivery, policy=self.destination.in_doubt_policy)
+            self.log.warning("delivery.in_doubt", keys=[batch.lost_draft.key], then=how)
+            if how == "hold":
+                return await self._hold_reply(batch, outcome)
+            doubt = self._build_draft_receipts(batch, remote="", in_doubt=True)
+            outcome = structs.replace(outcome, receipts=(*outcome.receipts, *doubt))
+        return await self._send_next(self.scan, batch, upto, outcome, idle=idle)
+
+    async def _hold_reply(self, batch: DeliveryBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
+        """Make a reply a dead letter instead of showing it beside its draft, and continue with the next batch. The dead
+        letter stands for the draft, too."""
+        reason = "it is unknown whether a part of it is visible, because the answer to the growing reply was lost"
+        dead_letters = self._build_dead_letters(batch.items, reason, in_doubt=True)
+        outcome = structs.replace(
+            outcome,
+            receipts=(*outcome.receipts, *self._build_draft_receipts(batch, remote="")),
+            dead_letters=(*outcome.dead_letters, *dead_letters),
+        )
+        return await self._settle_cursor(batch.processed_upto_seq, batch.items, outcome)
 
     async def _replay(self, dead_letter: DeadLetter, upto: int, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
         """Send a dead letter again; None if nothing of it may be sent any more."""
@@ -597,13 +644,22 @@ class DeliveryWorker:
             for item in items
         )
 
+    def _build_draft_receipts(
+        self, batch: DeliveryBatch, *, remote: str, in_doubt: bool = False
+    ) -> tuple[Receipt, ...]:
+        """Return the receipt of the batch's lost draft, if it has one."""
+        if batch.lost_draft is None:
+            return ()
+        remotes = {batch.lost_draft.key: remote}
+        return self._build_receipts((batch.lost_draft,), remotes, in_doubt=in_doubt)
+
     def _build_erased_dead_letters(
         self, in_flight: InFlightBatch, left: tuple[DeliveryItem, ...] = ()
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters for items that were erased in flight, if the destination cannot tell whether they
         arrived.
         """
-        if in_flight.state == "unsent" or resolve_in_doubt(self.destination.delivery, policy="") != "blind_resend":
+        if in_flight.state == "unsent" or not self._is_blind():
             return ()
         keys = {item.key for item in left}
         voided_items = tuple(item for item in in_flight.items if item.key not in keys)

@@ -1,8 +1,8 @@
-"""Drafts: a reply that is shown while it is made. A draft may be lost and is never the record.
+"""Drafts: a reply that is shown while it is made. A draft is never the record.
 
-The first visible piece has a committed receipt, so the final text edits it even after a restart. Everything else about
-a draft may be lost at any time, because the reply is committed at the turn's end and delivered by the platform
-destination.
+The first message of a draft is a delivery. Its receipt is committed before it is sent, without a remote id, and is
+completed when its answer arrives. So the final text edits it even after a restart. If its answer was lost, the delivery
+of the reply settles it. The edits of a draft may be lost at any time, because the reply is committed at the turn's end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
 from everhold.engine.outbox import platform as outbox_platform
-from everhold.errors import EverholdError, InDoubt, LeaseLost
+from everhold.errors import EverholdError, InDoubt, LeaseLost, Refused, Transient
 from everhold.ports.platform import OutgoingMessage, SupportsDrafts, can_type
 from everhold.ports.store import Change, Claim, Receipt, Step, Store
 
@@ -29,8 +29,6 @@ DRAFT_DEADLINE_SECONDS: Final = 10.0
 EDIT_INTERVAL_SECONDS: Final = 1.0
 """How often a visible draft is updated, because platforms limit edits."""
 MIN_FIRST_CHARS: Final = 40
-
-DRAFT_PART: Final = outbox_platform.DRAFT_PART
 
 CUT_OUTCOMES: Final = frozenset({"stopped", "interrupted"})
 """Outcomes after which the draft stays as it is. A failed turn replaces it by a notice."""
@@ -75,14 +73,19 @@ class ReplyDraft:
         place: ChatLocation,
         platform: SupportsDrafts,
         limit: int,
+        is_keyed: bool,
+        visible_after: float = 0.0,
         deadline: float = DRAFT_DEADLINE_SECONDS,
     ) -> None:
+        """`is_keyed`: the platform recognises a draft that is sent again. `visible_after`: as in `Platform`."""
         self.gates = gates
         self.claim = claim
         self.op = op
         self.place = place
         self.platform = platform
         self.limit = limit
+        self.is_keyed = is_keyed
+        self.visible_after = visible_after
         self.deadline = deadline
         self.text = ""
         self.remote_id = ""
@@ -127,10 +130,12 @@ class ReplyDraft:
             cursor = await self.gates.store.get_cursor(place_consumer(self.place), self.claim.session)
             if cursor is not None and (cursor.since is not None or cursor.in_flight is not None):
                 return
-            self.remote_id = await find_left_draft(self.gates.store, self.claim.session, self.op, self.place)
+            left = await find_left_draft(self.gates.store, self.claim.session, self.op, self.place)
+            if left is not None and not left.remote and not self.is_keyed:
+                return  # it may be visible already, and another one would be a second
+            self.remote_id = left.remote if left is not None else ""
             if not self.remote_id:
-                self.remote_id = await self._show_while_owned(self.platform.draft)
-                await self.gates.commit(self._build_receipt())
+                self.remote_id = await self._send_first(is_recorded=left is not None)
             while not self._closing:
                 self._grown.clear()
                 await self.gates.sleep(EDIT_INTERVAL_SECONDS, wakeup=self._wakeup)
@@ -140,6 +145,22 @@ class ReplyDraft:
                     await self._show_while_owned(functools.partial(self.platform.revise, self.remote_id))
         except EverholdError as error:
             self.gates.log.debug("draft.failed", session=self.claim.session, op=self.op, error=error)
+
+    async def _send_first(self, *, is_recorded: bool) -> str:
+        """Send the first message, which is stored before, and return its remote id."""
+        if not is_recorded:
+            await self._commit_receipt()
+        try:
+            remote = await self._show_while_owned(self.platform.draft)
+        except InDoubt:
+            await self._commit_receipt(in_doubt=not self.is_keyed)
+            raise
+        except (Transient, Refused):
+            await self._commit_receipt(remote=outbox_platform.UNSENT_REMOTE_ID, durable=False)
+            raise
+        # If the disk loses this commit, the answer counts as lost.
+        await self._commit_receipt(remote=remote, durable=False)
+        return remote
 
     async def _show_while_owned(self, how: Callable[[OutgoingMessage], Awaitable[T]]) -> T:
         """Show something if the turn is still ours. Another worker waits only for the deadline before it shows the
@@ -154,8 +175,8 @@ class ReplyDraft:
         try:
             return await deliver_outside("draft", lambda: how(out), self.gates, deadline=left)
         except InDoubt:
-            # The edit may arrive until its deadline, and must not overwrite the final text.
-            await self.gates.sleep(max(0.0, ends - self.gates.clock.monotonic()))
+            # It may arrive until its deadline. It must not overwrite the final text, and a probe must see it.
+            await self.gates.sleep(max(0.0, ends - self.gates.clock.monotonic()) + self.visible_after)
             raise
 
     def _build_message(self) -> OutgoingMessage:
@@ -163,37 +184,42 @@ class ReplyDraft:
             to=self.place, text=self.text[: self.limit - 2] + " …", key=build_draft_key(self.claim.session, self.op)
         )
 
-    def _build_receipt(self) -> Change:
-        return Change(
-            step=Step.DRAFT,
+    async def _commit_receipt(self, *, remote: str = "", in_doubt: bool = False, durable: bool = True) -> None:
+        receipt = Receipt(
+            consumer=place_consumer(self.place),
             session=self.claim.session,
-            at=self.gates.clock.now(),
-            claim=self.claim,
-            op=self.op,
-            receipts=(
-                Receipt(
-                    consumer=place_consumer(self.place),
-                    session=self.claim.session,
-                    seq=self.op,
-                    part=DRAFT_PART,
-                    key=build_draft_key(self.claim.session, self.op),
-                    remote=self.remote_id,
-                ),
-            ),
+            seq=self.op,
+            part=outbox_platform.DRAFT_PART,
+            key=build_draft_key(self.claim.session, self.op),
+            remote=remote,
+            in_doubt=in_doubt,
         )
+        await self.gates.commit(build_draft_change(self.gates, self.claim, receipt, durable=durable))
 
 
-async def find_left_draft(store: Store, session: str, op: int, place: ChatLocation) -> str:
-    """Return the draft that an earlier worker showed for this turn, if there is one."""
-    shown = await store.list_receipts(session, seq=op, consumer=place_consumer(place))
-    return next((receipt.remote for receipt in shown if receipt.part == DRAFT_PART), "")
+def build_draft_change(gates: Gates, claim: Claim, receipt: Receipt, *, durable: bool = True) -> Change:
+    """Return the change that stores the receipt of a draft."""
+    return Change(
+        step=Step.DRAFT,
+        session=claim.session,
+        at=gates.clock.now(),
+        claim=claim,
+        op=receipt.seq,
+        receipts=(receipt,),
+        durable=durable,
+    )
+
+
+async def find_left_draft(store: Store, session: str, op: int, place: ChatLocation) -> Receipt | None:
+    """Return the receipt of the draft that an earlier worker sent for this turn, if there is one."""
+    return await outbox_platform.find_draft_receipt(store, session, op, place_consumer(place))
 
 
 async def render_cut_off_notice(ended: Ended, draft: ReplyDraft | None) -> str:
-    """Return the notice that replaces a draft that will not be finished; empty if no draft is visible."""
+    """Return the notice that replaces a draft that will not be finished; empty if no draft was sent."""
     if draft is None or ended.outcome not in CUT_OUTCOMES:
         return ""
-    if not await find_left_draft(draft.gates.store, draft.claim.session, draft.op, draft.place):
+    if await find_left_draft(draft.gates.store, draft.claim.session, draft.op, draft.place) is None:
         return ""
     return f"{draft.text[: draft.limit - len(STOPPED_SUFFIX)].rstrip()}{STOPPED_SUFFIX}".strip()
 

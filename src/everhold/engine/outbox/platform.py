@@ -14,14 +14,17 @@ from everhold.core.attachments import format_unsent_file
 from everhold.core.consumers import ReplyPart, get_reply_parts, place_consumer
 from everhold.core.entries import OUTAGE_NOTICE, ChatLocation, Ended, Entry, EntryKind, Notified, Said
 from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
-from everhold.errors import TooLong
-from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform
-from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Store
+from everhold.errors import InDoubt, Refused, TooLong, Transient
+from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform, can_draft
+from everhold.ports.store import Claim, DeliveryItem, InFlightBatch, Receipt, Store
 
 DRAFT_PART = -1
 """The part number of a draft, before all parts of the reply. The draft is stored under the operation, because the reply
 has no seq while it is made.
 """
+
+UNSENT_REMOTE_ID = "unsent"
+"""Instead of the remote id of a draft that did not arrive."""
 
 TURN_NOTICE = "turn"
 """The `about` of a notice that replaces a reply."""
@@ -43,8 +46,11 @@ class PlatformDestination:
         *,
         in_doubt_policy: str,
         deadline: float = SEND_DEADLINE_SECONDS,
+        late_seconds: float | None = None,
         drafts: bool = False,
     ) -> None:
+        """`late_seconds`: how long a request of a former worker may still be carried out; by default until its
+        deadline."""
         self.store = store
         self.platform = platform
         self.delivery = platform.delivery
@@ -52,6 +58,7 @@ class PlatformDestination:
         self.probes_before_resend = platform.delivery is DeliveryGuarantee.PROBE
         self.rebuilds_in_flight = platform.delivery is DeliveryGuarantee.KEYED
         self.deadline = deadline
+        self.late_seconds = deadline if late_seconds is None else late_seconds
         self.in_doubt_policy = in_doubt_policy
         self.drafts = drafts
 
@@ -102,14 +109,33 @@ class PlatformDestination:
     async def deliver(self, delivery_batch: DeliveryBatch) -> Mapping[str, str]:
         out = delivery_batch.payload
         assert isinstance(out, OutgoingMessage)
+        lost = delivery_batch.lost_draft
+        if lost is None:
+            return {out.key: await self._send(out)}
+        draft = await self._find_lost_draft(structs.replace(out, key=lost.key))
+        return {out.key: await self._send(structs.replace(out, edits=draft)), lost.key: draft or UNSENT_REMOTE_ID}
+
+    async def _send(self, out: OutgoingMessage) -> str:
         try:
-            return {out.key: await self.platform.send(out)}
+            return await self.platform.send(out)
         except TooLong:
             if out.file is None:
                 raise
             # The chat accepts less than was known when the reply was made.
-            instead = structs.replace(out, file=None, text=format_unsent_file(out.file))
-            return {out.key: await self.platform.send(instead)}
+            return await self.platform.send(structs.replace(out, file=None, text=format_unsent_file(out.file)))
+
+    async def _find_lost_draft(self, draft: OutgoingMessage) -> str:
+        """Return the remote id of a draft whose answer was lost, or an empty text if it did not arrive or nothing can
+        tell. A keyed platform shows it if it did not arrive."""
+        platform: object = self.platform
+        try:
+            if self.delivery is DeliveryGuarantee.PROBE:
+                return await self.platform.probe(draft) or ""
+            if self.delivery is DeliveryGuarantee.KEYED and can_draft(platform) and draft.file is None:
+                return await platform.draft(draft)
+        except (InDoubt, Refused) as error:
+            raise Transient(error.message) from error  # the reply itself was not sent
+        return ""
 
     async def find_arrived(self, delivery_batch: DeliveryBatch) -> Sequence[str]:
         assert isinstance(delivery_batch.payload, OutgoingMessage)
@@ -124,12 +150,13 @@ class PlatformDestination:
         key = f"{claim.session}:{entry.seq}:{part}"
         hops = entry.body.hops if isinstance(entry.body, Said) else 0
         text, file = (what, None) if isinstance(what := parts[part], str) else ("", what)
-        edits = await self._find_draft(claim, entry) if self.drafts and part == 0 else ""
+        draft = await self._find_draft(claim, entry) if self.drafts and part == 0 else None
+        lost = draft is not None and not draft.remote
         out = OutgoingMessage(
             to=place,
             text=text,
             key=key,
-            edits=edits,
+            edits=draft.remote if draft is not None else "",
             hops=hops,
             notice=isinstance(entry.body, Notified),
             file=file,
@@ -144,20 +171,20 @@ class PlatformDestination:
             processed_upto_seq=upto,
             digest=digest,
             payload=out,
+            lost_draft=DeliveryItem(seq=draft.seq, part=DRAFT_PART, key=draft.key) if draft and lost else None,
         )
 
-    async def _find_draft(self, claim: Claim, entry: Entry) -> str:
-        """Return the visible draft of this reply, if one was shown. The final text replaces it, or the notice that
-        there is none.
+    async def _find_draft(self, claim: Claim, entry: Entry) -> Receipt | None:
+        """Return the draft of this reply, if one was sent. The final text replaces it, or the notice that there is
+        none.
         """
         ends = isinstance(entry.body, Notified) and (
             entry.body.about == TURN_NOTICE or await self._is_release_notice(entry)
         )
         if not (isinstance(entry.body, Said) or ends) or entry.op is None:
-            return ""
-        shown = await self.store.list_receipts(claim.session, seq=entry.op, consumer=claim.consumer)
-        remote = next((receipt.remote for receipt in shown if receipt.part == DRAFT_PART), "")
-        return remote if remote and (ends or await self._is_turn_reply(entry)) else ""
+            return None
+        draft = await find_draft_receipt(self.store, claim.session, entry.op, claim.consumer)
+        return draft if draft is not None and (ends or await self._is_turn_reply(entry)) else None
 
     async def _is_release_notice(self, entry: Entry) -> bool:
         """Return whether the entry's turn was released. The later turn that answers does not know this draft."""
@@ -182,6 +209,12 @@ class PlatformDestination:
             return False
         found = await self.store.list_operations(session, after=entry.op - 1, before=entry.op + 1)
         return bool(found and found[0].undone_at)
+
+
+async def find_draft_receipt(store: Store, session: str, op: int, consumer: str) -> Receipt | None:
+    """Return the receipt of a turn's draft. Without a remote id it may have been sent, and its answer is missing."""
+    receipts = await store.list_receipts(session, seq=op, consumer=consumer)
+    return next((it for it in receipts if it.part == DRAFT_PART and it.remote != UNSENT_REMOTE_ID), None)
 
 
 def list_entry_parts(entry: Entry) -> tuple[ChatLocation | None, tuple[ReplyPart, ...]]:

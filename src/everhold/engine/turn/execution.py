@@ -95,6 +95,7 @@ from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_
 from everhold.engine.session_access import is_foreign_session
 from everhold.errors import LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
+from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -145,9 +146,11 @@ class TurnContext:
         get_today: Callable[[], str] = lambda: "",
         on_text: Callable[[str, int, str | None], None] | None = None,
         draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
+        has_no_rivals: bool = False,
         roles: RoleSource | None = None,
         failures: int = 0,
     ) -> None:
+        """`has_no_rivals`: as in `WorkerSupervisor`."""
         self.gates = gates
         self.store = gates.store
         self.claim = claim
@@ -162,6 +165,7 @@ class TurnContext:
         self.get_today = get_today
         self.on_text = on_text
         self.draft_deadline = draft_deadline
+        self.has_no_rivals = has_no_rivals
         self.log = gates.log.bind(session=claim.session)
         self.last_commit_at = 0.0
         """When it committed last."""
@@ -306,13 +310,27 @@ class TurnExecution:
         if self.state.ended:
             return True  # another worker ended it: check again
         self.log.info("turn.resumed", attempt=attempts, rounds=self.state.rounds)
-        if self.origin is not None and await outbox_drafts.find_left_draft(
-            self.store, self.session.id, op, self.origin
-        ):
-            # The worker that showed the draft may be stalled and not dead, and its last edit must not overwrite the
-            # final text.
-            await self.gates.sleep(self.context.draft_deadline)
+        await self._wait_for_left_draft()
         return await self._run_to_end()
+
+    async def _wait_for_left_draft(self) -> None:
+        """Wait until no request of the worker that sent a draft can arrive, because its last edit must not overwrite
+        the final text. If the answer to the draft was lost, count it."""
+        if self.origin is None:
+            return
+        left = await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, self.origin)
+        if left is None:
+            return
+        platform = self.context.runtimes.find_platform(self.origin.platform, self.origin.account)
+        is_keyed = platform is not None and platform.delivery is DeliveryGuarantee.KEYED
+        if not left.remote and not left.in_doubt and not is_keyed:
+            lost = msgspec.structs.replace(left, in_doubt=True)
+            await self.gates.commit(outbox_drafts.build_draft_change(self.gates, self.context.claim, lost))
+        seconds = self.context.draft_deadline  # the worker may be stalled and not dead
+        if platform is not None:
+            seconds = platform.settle_seconds if self.context.has_no_rivals else seconds
+            seconds += 0.0 if left.remote else platform.visible_after
+        await self.gates.sleep(seconds)
 
     async def _load_earlier_context(self, session: Session) -> SessionContext:
         """Return the context before this turn, from the log."""
@@ -619,6 +637,7 @@ class TurnExecution:
         platform = self.context.runtimes.find_draft_platform(self.origin.platform, self.origin.account)
         if platform is None:
             return None
+        sender = self.context.runtimes.find_platform(self.origin.platform, self.origin.account)
         return ReplyDraft(
             self.gates,
             self.context.claim,
@@ -626,6 +645,8 @@ class TurnExecution:
             place=self.origin,
             platform=platform,
             limit=self.runtime.text_limit(self.origin),
+            is_keyed=sender is not None and sender.delivery is DeliveryGuarantee.KEYED,
+            visible_after=sender.visible_after if sender is not None else 0.0,
             deadline=self.context.draft_deadline,
         )
 
@@ -825,9 +846,9 @@ class TurnExecution:
             await model_waits.recheck_wait(self.gates, self.context.runtimes, self.context.wakeups, self.context.claim)
 
     async def _has_visible_draft(self) -> bool:
-        """Return whether a draft of this turn is visible, perhaps one of an earlier worker."""
-        return self.origin is not None and bool(
-            await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, self.origin)
+        """Return whether a draft of this turn may be visible, perhaps one of an earlier worker."""
+        return self.origin is not None and (
+            await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, self.origin) is not None
         )
 
     async def _finish_turn(self, task: FinishTurn) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import hashlib
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
 import discord
@@ -22,13 +22,14 @@ from everhold.core.access import NOTICE_PREFIX
 from everhold.core.entries import ChatLocation
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.platforms.catch_up import LiveEventQueues
 from everhold.platforms.discord import errors as discord_errors, parsing
 from everhold.platforms.discord.catch_up import DiscordCatchUp
 from everhold.platforms.discord.client import DiscordClient, DiscordHttpClient, DiscordRateLimited, DiscordResumePoint
 from everhold.platforms.discord.parsing import DiscordChannel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
 from everhold.platforms.files import fetch_file, load_outgoing_file
-from everhold.platforms.unparsed import PARSE_ERRORS, build_unparsed_message, check_incoming_message
+from everhold.platforms.unparsed import PARSE_ERRORS, build_unparsed_message, check_incoming_message, find_id
 from everhold.ports.platform import (
     AcceptMessage,
     AccountIntroduction,
@@ -72,6 +73,7 @@ class DiscordPlatform:
     text_limit = MAX_TEXT_CHARS
     file_limit = MAX_FILE_BYTES
     visible_after = 0.0
+    settle_seconds = 5.0
 
     def __init__(self, settings: DiscordSettings, context: PluginContext) -> None:
         assert context.account_context is not None, "a platform has an account context"
@@ -118,25 +120,47 @@ class DiscordPlatform:
     async def listen(self, accept: AcceptMessage) -> None:
         self._events = asyncio.Queue()
         self._resume = None
-        receiver = asyncio.get_running_loop().create_task(self._receive_events())
-        receiver.add_done_callback(self._on_receiver_done)
+        queues = LiveEventQueues(functools.partial(self._accept_event, accept=accept), skip=_skip_event)
+        receiver = self._start_task(self._receive_events())
+        catching_up: asyncio.Task[None] | None = None
         try:
             while True:
                 event = await self._events.get()
                 if isinstance(event, BaseException):
                     raise event
-                await self._handle_event(*event, accept)
+                if event[0] == "gap":
+                    await _cancel_task(catching_up)
+                    queues.begin_gap()
+                    catching_up = self._start_task(self._catch_up(queues, accept))
+                    continue
+                id = find_id(event[1], "id") if event[0] == "MESSAGE_CREATE" else ""
+                await queues.add_event(_find_channel_id(event[1]), event, id=id)
                 now = self._context.clock.monotonic()
-                if now - self._alive_recorded_at > STABLE_CONNECTION_SECONDS and self._events.empty():
+                if (
+                    now - self._alive_recorded_at > STABLE_CONNECTION_SECONDS
+                    and self._events.empty()
+                    and catching_up is not None
+                    and catching_up.done()
+                ):
                     self._alive_recorded_at = now
                     await self._backlog.record_alive(self._context.clock.now())
         finally:
-            receiver.cancel()
-            await asyncio.gather(receiver, return_exceptions=True)
+            await _cancel_task(receiver)
+            await _cancel_task(catching_up)
 
-    def _on_receiver_done(self, receiver: asyncio.Task[None]) -> None:
-        if not receiver.cancelled() and (error := receiver.exception()) is not None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a part of `listen`, which fails if its part fails."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(error)
+
+    async def _catch_up(self, queues: LiveEventQueues[tuple[str, Any]], accept: AcceptMessage) -> None:
+        handle = functools.partial(self._accept_message, accept=accept)
+        await self._backlog.run(handle, queues, now=self._context.clock.now())
 
     async def _receive_events(self) -> None:
         """Read Discord's gateway in a loop. Resume the last session if possible, otherwise start a new one."""
@@ -223,20 +247,17 @@ class DiscordPlatform:
             case _:
                 self._events.put_nowait((event, data))
 
-    async def _handle_event(self, event: str, data: Any, accept: AcceptMessage) -> None:
-        match event:
-            case "gap":
-                handle = functools.partial(self._accept_message, accept=accept)
-                await self._backlog.run(handle, now=self._context.clock.now())
-            case "INTERACTION_CREATE":
-                await self._accept_command(data, accept)
-            case _:
-                channel = await self._resolve_channel(data)
-                await self._accept_message(channel, data, accept=accept, edited=event == "MESSAGE_UPDATE")
+    async def _accept_event(self, received: tuple[str, Any], *, accept: AcceptMessage) -> None:
+        event, data = received
+        if event == "INTERACTION_CREATE":
+            await self._accept_command(data, accept)
+        else:
+            channel = await self._resolve_channel(data)
+            await self._accept_message(channel, data, accept=accept, edited=event == "MESSAGE_UPDATE")
 
     async def _resolve_channel(self, data: Any) -> DiscordChannel:
-        id = data.get("channel_id") if isinstance(data, dict) else None
-        if not isinstance(id, str) or not parsing.is_snowflake(id):
+        id = _find_channel_id(data)
+        if not id:
             return DiscordChannel(id="")  # the rest of it cannot be parsed either
         if not data.get("guild_id"):
             # in a private channel of other people, a command reaches the bot, and the bot cannot read it
@@ -462,6 +483,22 @@ class DiscordPlatform:
                 if key:
                     self._rate_limited_until[key] = self._context.clock.monotonic() + problem.retry_after
             raise problem from error
+
+
+def _find_channel_id(data: Any) -> str:
+    """Return the channel of an event, or an empty text."""
+    id = data.get("channel_id") if isinstance(data, dict) else None
+    return id if isinstance(id, str) and parsing.is_snowflake(id) else ""
+
+
+async def _skip_event(event: tuple[str, Any]) -> None:
+    """Do nothing, because Discord needs no confirmation."""
+
+
+async def _cancel_task(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def make_nonce(key: str) -> str:

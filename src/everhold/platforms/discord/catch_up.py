@@ -8,13 +8,14 @@ before it accepts a message from it, and asks for the direct chats with known se
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from everhold.errors import Refused
-from everhold.platforms.catch_up import read_until_answered
+from everhold.platforms.catch_up import LiveEventQueues, read_until_answered
 from everhold.platforms.discord import parsing
 from everhold.platforms.discord.client import DiscordHttpClient
 from everhold.platforms.discord.parsing import DiscordChannel
@@ -88,20 +89,36 @@ class DiscordCatchUp:
             del known[:-MAX_DIRECT_CHATS]
             await self._account_context.offsets.advance(DIRECT_CHATS_KEY, msgspec.json.encode(known).decode())
 
-    async def run(self, handle: HandleMessage, *, now: float) -> None:
-        """Accept everything that was missed. `now` is when the connection was made."""
+    async def run(self, handle: HandleMessage, queues: LiveEventQueues[Any], *, now: float) -> None:
+        """Accept everything that was missed, and then the events that wait. `now` is when the connection was made."""
         # on the first start, only messages written during the setup are missed
         alive = int(
             await self._account_context.offsets.read(LAST_ALIVE_KEY) or parsing.make_snowflake(now - CLOCK_SKEW_SECONDS)
         )
-        async for channel, last in self._list_channels():
-            since = int(await self._account_context.offsets.read(f"channel/{channel.id}") or alive)
-            self._positions[channel.id] = max(since, self._positions.get(channel.id, 0))
-            if last is None or last > since:
-                try:
-                    await self._read_channel_history(channel, since, handle)
-                except Refused as error:  # a channel that cannot be read does not stop the others
-                    self._log.info("history.failed", chat=channel.id, error=error)
+
+        async def find_position(id: str) -> int:
+            since = int(await self._account_context.offsets.read(f"channel/{id}") or alive)
+            self._positions[id] = max(since, self._positions.get(id, 0))
+            return since
+
+        async def list_changed_channels() -> list[str]:
+            return [
+                channel.id
+                async for channel, last in self._list_channels()
+                if await find_position(channel.id) < (last or math.inf)
+            ]
+
+        async def read_channel(id: str) -> Collection[str]:
+            channel = await self.get_channel(id)
+            if channel.is_direct:
+                await self.add_direct_chat(id)
+            try:
+                return await self._read_channel_history(channel, await find_position(id), handle)
+            except Refused as error:  # a channel that cannot be read does not stop the others
+                self._log.info("history.failed", chat=id, error=error)
+                return ()
+
+        await queues.catch_up(list_changed_channels, read_channel)
         await self.record_alive(now)
 
     async def record_alive(self, now: float) -> None:
@@ -110,14 +127,18 @@ class DiscordCatchUp:
             LAST_ALIVE_KEY, str(parsing.make_snowflake(now - CLOCK_SKEW_SECONDS))
         )
 
-    async def _read_channel_history(self, channel: DiscordChannel, since: int, handle: HandleMessage) -> None:
+    async def _read_channel_history(
+        self, channel: DiscordChannel, since: int, handle: HandleMessage
+    ) -> Collection[str]:
+        read: set[str] = set()
         while True:
             page = await self._call_until_answered(functools.partial(_fetch_messages_after, channel.id, since))
             for message in sorted(page, key=lambda it: int(it["id"])):
                 since = int(message["id"])
                 await handle(channel, message)
+                read.add(str(message["id"]))
             if len(page) < PAGE_SIZE:
-                return
+                return read
 
     async def _list_channels(self) -> AsyncIterator[tuple[DiscordChannel, int | None]]:
         """Return every channel, with its last message where it is known."""

@@ -19,6 +19,7 @@ from everhold.core.access import NOTICE_PREFIX
 from everhold.core.entries import Attachment, ChatLocation
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.platforms.catch_up import LiveEventQueues
 from everhold.platforms.files import fetch_file, load_outgoing_file
 from everhold.platforms.slack import errors as slack_errors, formatting, parsing
 from everhold.platforms.slack.catch_up import SlackCatchUp, parse_ts
@@ -43,8 +44,7 @@ MAX_TEXT_UNITS: Final = 3_900
 MAX_MESSAGE_CHARS: Final = 40_000
 """Slack cuts longer texts off without an error."""
 LOOKUP_SECONDS: Final = 1.5
-"""How long a message waits for the name of its sender, or for missed messages, because an event must be confirmed
-within three seconds."""
+"""How long a message waits for the name of its sender, because an event must be confirmed within three seconds."""
 MAX_FILE_BYTES: Final = 1_000_000_000
 CALL_SECONDS: Final = 20.0
 REQUIRED_SCOPES: Final = frozenset({"chat:write", "im:history", "im:read"})
@@ -64,6 +64,7 @@ class SlackPlatform:
     text_limit = MAX_TEXT_UNITS
     file_limit = MAX_FILE_BYTES
     visible_after = 2.0
+    settle_seconds = 5.0
 
     def __init__(self, settings: SlackSettings, context: PluginContext) -> None:
         assert context.account_context is not None, "a platform has an account context"
@@ -191,14 +192,18 @@ class SlackPlatform:
             offset = PlatformOffset(key=f"history/{event['channel']}", value=str(event["ts"]))
             await self._accept_message(heard, accept, at=offset)
 
-        self._backlog.begin_gap()
-        caught_up = connection.start_task(self._backlog.run(missed, now=self._context.clock.now()))
-        # missed messages come first, unless reading them takes so long that new ones would not be confirmed in time
-        await asyncio.wait(
-            [caught_up, connection.reader_task], timeout=LOOKUP_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        async for envelope in connection:
+        async def accept_live(envelope: SlackEnvelope) -> None:
             await self._accept_envelope(envelope, connection, accept)
+
+        async def skip(envelope: SlackEnvelope) -> None:
+            await connection.acknowledge(envelope.id)
+
+        queues = LiveEventQueues(accept_live, skip=skip)
+        queues.begin_gap()
+        caught_up = connection.start_task(self._backlog.run(missed, queues, now=self._context.clock.now()))
+        async for envelope in connection:
+            chat, ts = parsing.locate_envelope(envelope.type, envelope.payload)
+            await queues.add_event(chat, envelope, id=ts)
             if (
                 caught_up.done()
                 and self._context.clock.monotonic() - self._alive_recorded_at > STABLE_CONNECTION_SECONDS

@@ -6,13 +6,13 @@ read from its offset. A conversation without an offset is read from the time of 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from everhold.errors import Refused
-from everhold.platforms.catch_up import read_until_answered
+from everhold.platforms.catch_up import LiveEventQueues, read_until_answered
 from everhold.platforms.slack.parsing import is_message_ts
 from everhold.ports.log import EventLogger
 from everhold.ports.plugin import AccountContext
@@ -39,37 +39,28 @@ class SlackCatchUp:
         self._positions: dict[str, str] = {}
         """The newest message of each conversation that was accepted with its offset."""
         self._threads: dict[str, list[str]] = {}
-        self._unread_channels: set[str] | None = set()
-        """Conversations that are still to be read. None: the list is not known yet."""
-
-    def begin_gap(self) -> None:
-        """Record that there may be a gap. Until it is closed, no new message moves an offset past it."""
-        self._unread_channels = None
 
     def advance_position(self, channel: str, ts: str) -> str | None:
-        """Return the offset to commit with a message, if everything before it is committed."""
-        if (
-            self._unread_channels is None
-            or channel in self._unread_channels
-            or not is_later_ts(ts, self._positions.get(channel, ""))
-        ):
+        """Return the offset to commit with a message, unless there is a later one. Everything before the message is
+        committed, because a message waits for those that were missed."""
+        if not is_later_ts(ts, self._positions.get(channel, "")):
             return None
         self._positions[channel] = ts
         return f"history/{channel}"
 
-    async def run(self, handle: HandleMessage, *, now: float) -> None:
-        """Accept everything that was missed. `now` is when the connection was made."""
+    async def run(self, handle: HandleMessage, queues: LiveEventQueues[Any], *, now: float) -> None:
+        """Accept everything that was missed, and then the events that wait. `now` is when the connection was made."""
         # on the first start, only messages written during the setup are missed
         alive = await self._account_context.offsets.read(LAST_ALIVE_KEY) or f"{now - CLOCK_SKEW_SECONDS:.6f}"
-        channels = await self._list_channels()
-        self._unread_channels = set(channels)
-        for channel in channels:
+
+        async def read_channel(channel: str) -> Collection[str]:
             try:
-                await self._read_channel_history(channel, alive, handle)
+                return await self._read_channel_history(channel, alive, handle)
             except Refused as error:  # a conversation that cannot be read does not stop the others
                 self._log.warning("history.failed", chat=channel, error=error)
-            self._unread_channels.discard(channel)
-        self._unread_channels = set()
+                return ()
+
+        await queues.catch_up(self._list_channels, read_channel)
         await self.record_alive(now)
 
     async def record_alive(self, now: float) -> None:
@@ -89,17 +80,17 @@ class SlackCatchUp:
             del threads[:-MAX_THREADS]
             await self._account_context.offsets.advance(f"threads/{channel}", msgspec.json.encode(threads).decode())
 
-    async def _read_channel_history(self, channel: str, alive: str, handle: HandleMessage) -> None:
+    async def _read_channel_history(self, channel: str, alive: str, handle: HandleMessage) -> Collection[str]:
         since = await self._account_context.offsets.read(f"history/{channel}") or alive
         self._positions[channel] = since
         found, threads = await self._fetch_messages(channel, since)
         for thread in dict.fromkeys((*threads, *await self._load_threads(channel))):
             found += await self._fetch_replies(channel, thread, since)
-        for message in sorted(
-            {message["ts"]: message for message in found}.values(), key=lambda it: parse_ts(it["ts"])
-        ):
-            self._positions[channel] = message["ts"]
-            await handle({**message, "type": "message", "channel": channel})
+        messages = {message["ts"]: message for message in found}
+        for ts in sorted(messages, key=parse_ts):
+            self._positions[channel] = ts
+            await handle({**messages[ts], "type": "message", "channel": channel})
+        return messages
 
     async def _fetch_messages(self, channel: str, since: str) -> tuple[list[dict[str, Any]], list[str]]:
         """Read a channel and its active threads. Reads until there is nothing new."""

@@ -138,6 +138,14 @@ def find_sender(raw: object) -> UnparsedSender | None:
     return UnparsedSender(sender=sender, chat=chat, is_direct=chat.startswith("D")) if sender else None
 
 
+def locate_envelope(type: str, payload: dict[str, Any]) -> tuple[str, str]:
+    """Return the conversation of an envelope, and the ts of its message, which is empty if the history does not show
+    what the envelope brings."""
+    event = payload.get("event")
+    is_message = type == "events_api" and find_id(event, "subtype") != "message_changed"
+    return find_id(event, "channel") or find_id(payload, "channel_id"), find_id(event, "ts") if is_message else ""
+
+
 def is_message_ts(text: str) -> bool:
     """Return whether a value is a Slack timestamp. Slack's message ids are timestamps too."""
     seconds, dot, rest = text.partition(".")

@@ -77,6 +77,7 @@ class TelegramPlatform:
     text_limit = MAX_TEXT_UNITS
     file_limit = MAX_FILE_BYTES
     visible_after = 0.0
+    settle_seconds = 5.0
 
     def __init__(self, settings: TelegramSettings, context: PluginContext) -> None:
         assert context.account_context is not None, "a platform has an account context"

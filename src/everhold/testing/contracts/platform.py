@@ -30,6 +30,7 @@ from everhold.testing.contracts.platform_harness import (
     HOUR_SECONDS,
     PATIENCE_SECONDS,
     PlatformHarness,
+    RemoteHistory,
     RemotePlatform,
     ShownMessage,
 )
@@ -118,6 +119,48 @@ class PlatformContract:
         await harness.restart()
         await harness.wait_until_heard("meanwhile 2")
         assert await harness.read_texts() == ["before", "meanwhile 0", "meanwhile 1", "meanwhile 2"]
+
+    @platform_promise("history")
+    async def test_missed_messages_are_heard_before_newer_ones_in_each_chat(self, harness: PlatformHarness) -> None:
+        remote, history = harness.remote, harness.remote
+        assert isinstance(history, RemoteHistory)
+        chats = [remote.chat, remote.group, *await history.open_chats(4)]
+        written: dict[str, list[str]] = {chat: [] for chat in chats}
+        ids: dict[str, str] = {}
+
+        async def write_everywhere(count: int) -> None:
+            for _ in range(count):
+                for chat in chats:
+                    text = f"{chat} {len(written[chat])}"
+                    written[chat].append(text)
+                    ids[chat] = await remote.write(text, to=chat)
+
+        async def wait_until_all_are_heard() -> None:
+            await harness.wait_until_heard(*(text for texts in written.values() for text in texts))
+
+        harness.start()
+        await write_everywhere(1)
+        await wait_until_all_are_heard()
+        for number, dies_at in enumerate(("", "before", "after", "after")):
+            await harness.stop()
+            await write_everywhere(3)
+            history.hang_history()
+            await harness.restart()
+            await harness.run_within_patience(history.wait_for_history())
+            await write_everywhere(2)
+            for message in range(3):  # meanwhile the adapter receives the new messages
+                place = harness.make_location(message=ids[remote.chat])
+                outgoing = harness.make_outgoing("on the way", key=f"s:{number}:{message}", to=place)
+                await harness.run_within_patience(harness.platform.send(outgoing))
+            harness.dies_at = dies_at
+            history.release_history()
+            if dies_at:
+                await harness.wait_until_killed()
+                await write_everywhere(1)
+                await harness.restart()
+            await wait_until_all_are_heard()
+        heard = [(body.origin.chat, body.text) for body in await harness.read_heard()]
+        assert {chat: [text for where, text in heard if where == chat] for chat in chats} == written
 
     @platform_promise()
     async def test_nothing_is_confirmed_before_the_commit(self, harness: PlatformHarness) -> None:

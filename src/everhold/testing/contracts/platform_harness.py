@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -59,7 +59,8 @@ class RemotePlatform(Protocol):
     group: str
     sender: str
     offers: frozenset[str]
-    """The features of the platform: any of `edits groups drafts typing files commands redelivery poison rivals`."""
+    """The features of the platform: any of `edits groups drafts typing files commands redelivery poison rivals
+    history`."""
 
     def build_adapter(self, context: PluginContext) -> Platform:
         """Return a new adapter, as another process would build it."""
@@ -112,6 +113,22 @@ class RemotePlatform(Protocol):
         """Make the platform unreachable, until `reconnect`."""
 
     def reconnect(self) -> None: ...
+
+
+@runtime_checkable
+class RemoteHistory(Protocol):
+    """A remote platform that offers `history`: missed messages are read from it, and that can take long."""
+
+    async def open_chats(self, count: int) -> list[str]:
+        """Open this many further groups with the agent, and return their ids."""
+
+    def hang_history(self) -> None:
+        """Let all calls that read missed messages hang, until `release_history`."""
+
+    async def wait_for_history(self) -> None:
+        """Wait until such a call hangs."""
+
+    def release_history(self) -> None: ...
 
 
 class ProcessKilled(BaseException):

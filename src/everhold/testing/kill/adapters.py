@@ -36,6 +36,7 @@ class KillPlatformAdapter:
         self.name = name
         self.delivery = delivery
         self.visible_after = world.VISIBLE_AFTER_SECONDS if delivery is DeliveryGuarantee.PROBE else 0.0
+        self.settle_seconds = world.VISIBLE_AFTER_SECONDS
 
     async def listen(self, accept: AcceptMessage) -> None:
         offset = 0

@@ -117,7 +117,7 @@ class ChildProcessRuntimes:
         return self.platforms.get(name)
 
     def find_draft_platform(self, name: str, account: str) -> SupportsDrafts | None:
-        return self.platforms[name] if name == "keyed" else None
+        return self.platforms.get(name)
 
     def get_in_doubt_policy(self, reader: str, agent: str) -> str:
         consumer = parse_consumer(reader)

@@ -219,7 +219,7 @@ class KillTrial:
             p.in_doubt for p in contents.dead_letters
         )
         counts["repeats absorbed"] += self.world.platforms["keyed"].repeats
-        counts["drafts edited"] += self.world.platforms["keyed"].edited
+        counts["drafts edited"] += sum(platform.edited for platform in self.world.platforms.values())
 
 
 class KillTrialProcess:

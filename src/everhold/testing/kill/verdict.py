@@ -204,6 +204,7 @@ def find_failures(world: KillWorld, people: KillPeople, contents: StoreContents,
     found += _check_tasks(contents)
     for platform in world.platforms.values():
         found += _check_shown(platform, contents)
+        found += _check_drafts(platform, contents)
         found += _check_answer_order(platform, people, contents)
     found += _check_tools(world, contents)
     for archive in world.memories.values():
@@ -305,6 +306,23 @@ def _check_shown(platform: KillPlatform, contents: StoreContents) -> Iterator[st
         order = [key for key, _, _ in expected if key in set(once)]
         if once != order:
             yield f"{platform.name}: shown out of order in {log.session}: {once}, the log has {order}"
+
+
+def _check_drafts(platform: KillPlatform, contents: StoreContents) -> Iterator[str]:
+    """A part of a reply remains visible only if the reply was given up, undone or erased, or if nothing can tell that
+    the part arrived. Then it is counted."""
+    consumer = platform_consumer(platform.name, "main")
+    given_up = {item.key.rpartition(":")[0] for item in contents.dead_letters if item.consumer == consumer}
+    logs = {log.session: log for log in contents.logs}
+    for remote, text in platform.drafts.items():
+        key = remote.split("-", 2)[2]
+        session, op = key.split(":")[0], int(key.split(":")[1])
+        log, receipt = logs[session], contents.receipts.get(f"{consumer} {key}")
+        of_turn = {f"{session}:{entry.seq}" for entry in log.entries if entry.op == op}
+        is_over = op in log.undone or op in log.erased or (op in log.ended and log.ended[op].outcome == "erased")
+        counted = platform.delivery is DeliveryGuarantee.BLIND and receipt is not None and receipt.in_doubt
+        if not is_over and not counted and not of_turn & given_up:
+            yield f"{platform.name}: a part of the reply of {session}:{op} is still shown: {text[:40]!r}"
 
 
 def _check_repeats(

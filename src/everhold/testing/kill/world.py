@@ -153,15 +153,17 @@ class KillPlatform:
             case "send":
                 return self._show_message(out, arrived_at)
             case "draft":
-                remote = f"draft-{len(self.drafts)}-{out.key}"
-                self.drafts[remote] = out.text
+                remote = f"draft-{0 if self.delivery is DeliveryGuarantee.KEYED else len(self.drafts)}-{out.key}"
+                self.drafts.setdefault(remote, out.text)
+                self.arrived.setdefault(out.key, time.time())
                 return remote
             case "revise":
                 self.drafts[given["remote"]] = out.text
                 return None
             case "probe":
                 seen = self.arrived.get(out.key, time.time())
-                return out.key if seen <= time.time() - VISIBLE_AFTER_SECONDS else None
+                remote = next((it for it in self.drafts if it.endswith(f"-{out.key}")), out.key)
+                return remote if seen <= time.time() - VISIBLE_AFTER_SECONDS else None
             case other:
                 raise Refused(f"{self.name} cannot {other}")
 

@@ -21,7 +21,7 @@ from everhold.engine.memory.peers import build_peer_registry
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.ingress.accept import MessageAcceptor
-from everhold.ports.platform import DeliveryGuarantee, Platform, SupportsDrafts
+from everhold.ports.platform import Platform, SupportsDrafts
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.fakes import get_memory_text
@@ -136,10 +136,7 @@ class SimRuntimes:
         return self.environment.platforms.get((name, account))
 
     def find_draft_platform(self, name: str, account: str) -> SupportsDrafts | None:
-        platform = self.environment.platforms.get((name, account))
-        if platform is None or platform.delivery is not DeliveryGuarantee.KEYED or not self.environment.drafts:
-            return None
-        return platform
+        return self.environment.platforms.get((name, account)) if self.environment.drafts else None
 
     def get_in_doubt_policy(self, consumer: str, agent: str) -> str:
         return self.environment.profile.policy

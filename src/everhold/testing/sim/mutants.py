@@ -329,6 +329,15 @@ class ForgetsDrafts(GatedStore):
         return [receipt for receipt in found if receipt.part != outbox_platform.DRAFT_PART]
 
 
+class RecordsDraftsLate(GatedStore):
+    """Stores the receipt of a draft when its answer arrives, and not before it is sent."""
+
+    async def commit(self, change: Change) -> CommitResult:
+        if change.step is Step.DRAFT and not any(receipt.remote for receipt in change.receipts):
+            change = structs.replace(change, receipts=())
+        return await super().commit(change)
+
+
 # -- delivery ----------------------------------------------------------------------------------------------------------
 
 
@@ -764,6 +773,9 @@ MUTANTS: Final[dict[str, SimMutant]] = {
     ),
     "draft-stays": SimMutant(
         description="leave a draft visible after the reply", parts=_make_store_parts(ForgetsDrafts)
+    ),
+    "draft-unrecorded": SimMutant(
+        description="store a draft after it was sent", parts=_make_store_parts(RecordsDraftsLate)
     ),
     "resend-held": SimMutant(
         description="resend blindly under the hold policy", parts=SimProcessParts(runtimes=ResendsUnderHold)

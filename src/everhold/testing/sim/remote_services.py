@@ -217,12 +217,19 @@ class SimPlatform(FakePlatform, SimRemoteService):
         return remote
 
     async def draft(self, out: OutgoingMessage) -> str:
-        """Show a draft of a reply. A repeated key shows one draft."""
+        """Show a draft of a reply. Only a keyed platform recognises a repeated key."""
         self.witness.check_arrival("draft", out.key.partition(":")[0], out.text)
-        remote = f"draft {out.key}"
+        number = 0 if self.delivery is DeliveryGuarantee.KEYED else len(self.drafts)
+        remote = f"draft {out.key} {number}"
         self.drafts.setdefault(remote, out.text)
+        self.arrived.setdefault(out.key, (remote, asyncio.get_running_loop().time()))
         self.world.record(self.name, f"shows {remote} {out.text!r}")
         return remote
+
+    def list_drafts(self, session: str) -> list[tuple[int, str]]:
+        """Return the operation and the present text of each draft of a session."""
+        keys = {remote: remote.split(" ")[1].split(":") for remote in self.drafts}
+        return [(int(key[1]), self.drafts[remote]) for remote, key in keys.items() if key[0] == session]
 
     async def revise(self, remote: str, out: OutgoingMessage) -> None:
         self.drafts[remote] = out.text

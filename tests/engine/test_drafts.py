@@ -1,0 +1,226 @@
+"""The first message of a growing reply is a delivery: stored before it is sent, and in doubt if its answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from everhold.errors import InDoubt, Refused, Transient
+from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage
+from everhold.ports.store import Change, CommitResult, Step
+from everhold.testing.fakes import FakePlatform
+from everhold.testing.gateway import InProcessGateway
+
+from .test_delivery import SlowModel
+
+FULL = "piece by piece it grew"
+HALF = "piece by piece piece by piece piece by piece  …"
+BLIND, PROBE, KEYED = DeliveryGuarantee.BLIND, DeliveryGuarantee.PROBE, DeliveryGuarantee.KEYED
+
+
+class DraftingPlatform(FakePlatform):
+    """A platform whose messages can be edited, and whose first answer to a draft can get lost."""
+
+    def __init__(self, delivery: DeliveryGuarantee, *, fault: str = "") -> None:
+        super().__init__(delivery)
+        self.fault = fault
+        """`answer lost`, `request lost`, `killed after it`, `killed before it`, `refused` or `later`."""
+        self.visible: dict[str, str] = {}
+        """remote id -> its present text."""
+        self.first_drafts = 0
+
+    async def draft(self, out: OutgoingMessage) -> str:
+        self.first_drafts += 1
+        fault, self.fault = self.fault, ""
+        match fault:
+            case "refused":
+                raise Refused("no drafts here")
+            case "later":
+                raise Transient("not now")
+            case "request lost":
+                raise InDoubt("lost")
+            case "killed before it":
+                await asyncio.get_running_loop().create_future()
+        remote = self.receive_sent(out)
+        self.visible.setdefault(remote, out.text)
+        if fault == "killed after it":
+            await asyncio.get_running_loop().create_future()
+        if fault == "answer lost":
+            raise InDoubt("lost")
+        return remote
+
+    async def revise(self, remote: str, out: OutgoingMessage) -> None:
+        self.visible[remote] = out.text
+
+    async def send(self, out: OutgoingMessage) -> str:
+        if not out.edits:
+            remote = await super().send(out)
+            self.visible[remote] = out.text
+            return remote
+        assert out.edits in self.visible
+        self.visible[out.edits] = out.text
+        self.arrived[out.key] = (out.edits, 0.0)
+        return out.edits
+
+
+def use_drafts(gateway: InProcessGateway, delivery: DeliveryGuarantee, *, fault: str = "") -> DraftingPlatform:
+    platform = DraftingPlatform(delivery, fault=fault)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    gateway.runtimes.drafts[("fake", "main")] = platform
+    gateway.runtimes.model = SlowModel("piece by piece ")
+    return platform
+
+
+def answer_with_fault(gateway: InProcessGateway, delivery: DeliveryGuarantee, fault: str) -> DraftingPlatform:
+    platform = use_drafts(gateway, delivery, fault=fault)
+    gateway.send_message("write", rest=False)
+    gateway.pass_time(5)
+    if fault.startswith("killed"):
+        gateway.crash()
+        gateway.start()
+    gateway.run_until_idle(120)
+    gateway.assert_sound()
+    return platform
+
+
+def count_in_doubt(gateway: InProcessGateway) -> int:
+    dead_letters = gateway.run(gateway.store.list_dead_letters())
+    return sum(it.in_doubt for it in dead_letters) + gateway.run(gateway.store.count_receipts_in_doubt())
+
+
+ARRIVED = ("answer lost", "killed after it")
+MISSING = ("request lost", "killed before it")
+
+
+@pytest.mark.parametrize("fault", [*ARRIVED, *MISSING])
+@pytest.mark.parametrize("delivery", [KEYED, PROBE])
+def test_a_lost_draft_becomes_the_reply_where_it_can_be_found(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee, fault: str
+) -> None:
+    platform = answer_with_fault(gateway, delivery, fault)
+    assert list(platform.visible.values()) == [FULL]
+    assert count_in_doubt(gateway) == 0
+
+
+@pytest.mark.parametrize("fault", ARRIVED)
+def test_a_partial_reply_that_cannot_be_found_is_counted(gateway: InProcessGateway, fault: str) -> None:
+    platform = answer_with_fault(gateway, BLIND, fault)
+    assert list(platform.visible.values()) == [HALF, FULL]
+    assert count_in_doubt(gateway) == 1
+    assert platform.first_drafts == 1, "nobody knows whether another draft would be a second one"
+
+
+@pytest.mark.parametrize("fault", MISSING)
+def test_a_draft_that_may_have_arrived_is_counted(gateway: InProcessGateway, fault: str) -> None:
+    platform = answer_with_fault(gateway, BLIND, fault)
+    assert list(platform.visible.values()) == [FULL]
+    assert count_in_doubt(gateway) == 1
+
+
+@pytest.mark.parametrize("fault", [*ARRIVED, *MISSING])
+def test_with_hold_the_reply_is_not_sent_beside_its_lost_draft(gateway: InProcessGateway, fault: str) -> None:
+    gateway.runtimes.in_doubt_policy = "hold"
+    platform = answer_with_fault(gateway, BLIND, fault)
+    assert FULL not in platform.visible.values()
+    (dead_letter,) = gateway.run(gateway.store.list_dead_letters())
+    assert dead_letter.in_doubt
+    assert "growing" in dead_letter.reason
+    assert count_in_doubt(gateway) == 1
+    gateway.run(gateway.control.replay_dead_letters())
+    gateway.run_until_idle(30)
+    assert list(platform.visible.values())[-1] == FULL
+    assert count_in_doubt(gateway) == 1, "the reply may be there twice"
+
+
+@pytest.mark.parametrize("fault", ["refused", "later"])
+@pytest.mark.parametrize("delivery", [KEYED, PROBE, BLIND])
+def test_a_draft_that_was_not_sent_leaves_no_doubt(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee, fault: str
+) -> None:
+    gateway.runtimes.in_doubt_policy = "hold"
+    platform = answer_with_fault(gateway, delivery, fault)
+    assert list(platform.visible.values()) == [FULL]
+    assert count_in_doubt(gateway) == 0
+
+
+def test_a_lost_draft_is_counted_while_its_turn_runs(gateway: InProcessGateway) -> None:
+    use_drafts(gateway, BLIND, fault="killed after it")
+    gateway.send_message("write", rest=False)
+    gateway.pass_time(5)
+    gateway.crash()
+    gateway.start()
+    gateway.pass_time(15)
+    assert count_in_doubt(gateway) == 1
+
+
+@pytest.mark.parametrize("delivery", [KEYED, PROBE, BLIND])
+def test_a_stopped_turn_does_not_leave_its_lost_draft_as_it_is(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
+) -> None:
+    platform = use_drafts(gateway, delivery, fault="killed after it")
+    gateway.send_message("write", rest=False)
+    gateway.pass_time(5)
+    gateway.crash()
+    gateway.start()
+    gateway.send_message("/stop", rest=False)
+    gateway.run_until_idle(60)
+    assert any(text.endswith("… (stopped)") for text in platform.visible.values())
+    assert count_in_doubt(gateway) == (1 if delivery is BLIND else 0)
+
+
+@pytest.mark.parametrize("delivery", [KEYED, PROBE, BLIND])
+def test_a_kill_between_the_answer_and_its_record_is_a_lost_answer(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
+) -> None:
+    platform = use_drafts(gateway, delivery)
+    assert gateway.process is not None
+    process, real = gateway.process, gateway.process.disk.commit
+
+    async def commit(change: Change) -> CommitResult:
+        if change.step is Step.DRAFT and change.receipts[0].remote:
+            process.die()
+            await asyncio.get_running_loop().create_future()
+        return await real(change)
+
+    process.disk.commit = commit  # type: ignore[method-assign]  # death strikes below every seam
+    gateway.send_message("write", rest=False)
+    gateway.pass_time(5)
+    gateway.start()
+    gateway.run_until_idle(120)
+    assert list(platform.visible.values()) == ([HALF, FULL] if delivery is BLIND else [FULL])
+    assert count_in_doubt(gateway) == (1 if delivery is BLIND else 0)
+
+
+@pytest.mark.parametrize("delivery", [KEYED, PROBE, BLIND])
+def test_a_draft_that_was_recorded_becomes_the_reply_after_a_kill(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
+) -> None:
+    platform = use_drafts(gateway, delivery)
+    gateway.send_message("write", rest=False)
+    gateway.pass_time(5)
+    gateway.crash()
+    gateway.start()
+    gateway.run_until_idle(120)
+    assert list(platform.visible.values()) == [FULL]
+    assert count_in_doubt(gateway) == 0
+
+
+def test_a_streamed_reply_waits_for_the_disk_as_often_as_before(gateway: InProcessGateway) -> None:
+    use_drafts(gateway, BLIND)
+    assert gateway.process is not None
+    disk, waits, steps = gateway.process.disk, Counter[Step](), Counter[Step]()
+    real = disk.commit
+
+    async def commit(change: Change) -> CommitResult:
+        steps[change.step] += 1
+        waits[change.step] += change.durable
+        return await real(change)
+
+    disk.commit = commit  # type: ignore[method-assign]  # a disk that loses nothing does not tell
+    gateway.send_message("write", rest=False)
+    gateway.run_until_idle(30)
+    assert (steps[Step.DRAFT], waits[Step.DRAFT]) == (2, 1), "before it is sent, and the answer without waiting"
+    assert waits.total() == 6, "accept, begin, draft, end, delivery.send and delivery.done"

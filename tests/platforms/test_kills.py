@@ -1,0 +1,291 @@
+"""Real gateways are killed with -9 while their platform fails: nothing is lost, reordered, or doubled without a count.
+
+Each run has a home of its own, three people, a model that streams, and a platform that drops connections before or
+after it carried a send out, and that sometimes answers late when missed messages are read. `make prove PART=platforms`
+kills each of the four platforms 300 times (KILLS=1000) and injects at least one fault per kill. Each run appends a line
+to the file that EVERHOLD_PLATFORM_TABLE names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from msgspec import Struct, structs
+
+from everhold.testing.model_server import ModelServer, ModelServerReply, ModelServerStep, ReceivedModelRequest
+from everhold.testing.platforms.discord import DiscordServer
+from everhold.testing.platforms.loopback import LoopbackServer
+from everhold.testing.platforms.slack import SlackServer
+from everhold.testing.platforms.synapse import SynapseServer
+from everhold.testing.platforms.telegram import TelegramServer
+from everhold.testing.platforms.threaded import ThreadedServer, serve_in_thread
+from tests.cli.command_home import CommandHome, GatewayProcess, make_plugin, wait_until
+from tests.e2e.running_gateway import KEY, make_model_section
+from tests.kill.test_sockets import (
+    PEOPLE,
+    DiscordUnderTest,
+    MatrixUnderTest,
+    PlatformUnderTest,
+    SlackUnderTest,
+    read_heard,
+)
+from tests.platforms.remote_matrix import FaultyProxy
+from tests.platforms.remote_telegram import TOKEN
+from tests.waiting import LIMIT_SECONDS
+
+KILLS_PER_RUN: Final = int(os.environ.get("EVERHOLD_KILLS_PER_RUN", "25"))
+KILLS: Final = max(KILLS_PER_RUN, int(os.environ.get("EVERHOLD_KILLS", "20")) * 3 // 10)
+FROM: Final = int(os.environ.get("EVERHOLD_FROM", "0") or 0) * 3 // 10
+PLATFORMS: Final = ("telegram", "discord", "slack", "matrix")
+END: Final = "(end)"
+FILLER: Final = "and here is what there is to say about it, piece by piece, "
+PATIENCE_SECONDS: Final = 6 * LIMIT_SECONDS
+
+
+class TelegramUnderTest:
+    name = "telegram"
+
+    def __init__(self, running: ThreadedServer[TelegramServer]) -> None:
+        self.running = running
+        running.server.add_bot(TOKEN)
+
+    def account(self) -> dict[str, Any]:
+        access = {"direct": [f"telegram:{self.chat(person)}" for person in PEOPLE]}
+        return {"token_env": "BOT", "base_url": self.running.server.url, "poll_seconds": 1, "access": access}
+
+    def secrets(self) -> dict[str, str]:
+        return {"BOT": TOKEN}
+
+    def chat(self, person: int) -> str:
+        return f"100{person}"
+
+    def write(self, text: str, person: int) -> None:
+        self.running.run(self.running.server.write_message(text, user=int(self.chat(person))))
+
+    def said(self, person: int) -> list[str]:
+        return self.running.server.list_bot_texts(int(self.chat(person)))
+
+
+class ProxiedMatrix(MatrixUnderTest):
+    """The homeserver behind a proxy that fails."""
+
+    def __init__(self, synapse: SynapseServer, proxy: ThreadedServer[Any]) -> None:
+        self.proxy = proxy
+        super().__init__(synapse)
+
+    def account(self) -> dict[str, Any]:
+        return {**super().account(), "homeserver": self.proxy.server.url}
+
+
+class FaultyPlatform(Struct, frozen=True):
+    """A platform, and the server whose calls fail."""
+
+    remote: PlatformUnderTest
+    running: ThreadedServer[Any]
+    send_calls: tuple[str, ...]
+    history_call: str
+
+    @property
+    def server(self) -> LoopbackServer:
+        server: LoopbackServer = self.running.server
+        return server
+
+    def plan_fault(self, chance: random.Random) -> None:
+        kind = chance.choice(("drop before", "drop after", "drop after"))
+        call = chance.choice(self.send_calls)
+
+        async def plan() -> None:
+            self.server.plan_fault(call, kind)  # type: ignore[arg-type]
+
+        self.running.run(plan())
+
+    def count_waiting_faults(self) -> int:
+        return len(self.server._faults)
+
+    @contextmanager
+    def slow_history(self, seconds: float) -> Iterator[None]:
+        """While the block runs, and some seconds longer, reading missed messages takes long."""
+
+        async def hang() -> None:
+            self.server.hang_calls(self.history_call)
+
+        async def release() -> None:
+            self.server.release_calls(self.history_call)
+
+        self.running.run(hang())
+        try:
+            yield
+            time.sleep(seconds)
+        finally:
+            self.running.run(release())
+
+
+class KillCounts(Struct, kw_only=True):
+    """The result of one run."""
+
+    platform: str
+    kills: int = 0
+    faults: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    doubled: int = 0
+    """Replies that are shown more than once, and parts of replies that are shown beside the reply."""
+    counted: int = 0
+    """How many deliveries `status` counts as in doubt."""
+    reordered: int = 0
+    given_up: int = 0
+
+    def append_to_table(self) -> None:
+        if path := os.environ.get("EVERHOLD_PLATFORM_TABLE"):
+            with Path(path).open("a") as table:
+                table.write(json.dumps(structs.asdict(self)) + "\n")
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request: pytest.FixtureRequest) -> Iterator[FaultyPlatform]:
+    match request.param:
+        case "telegram":
+            with serve_in_thread(TelegramServer) as telegram:
+                yield FaultyPlatform(
+                    TelegramUnderTest(telegram), telegram, ("sendMessage", "editMessageText"), "getUpdates"
+                )
+        case "discord":
+            with serve_in_thread(DiscordServer) as discord:
+                yield FaultyPlatform(
+                    DiscordUnderTest(discord), discord, ("POST messages", "PATCH message"), "GET messages"
+                )
+        case "slack":
+            with serve_in_thread(SlackServer) as slack:
+                yield FaultyPlatform(
+                    SlackUnderTest(slack), slack, ("chat.postMessage", "chat.update"), "conversations.history"
+                )
+        case _:
+            synapse: SynapseServer = request.getfixturevalue("synapse")
+
+            class SynapseProxy(FaultyProxy):
+                def __init__(self) -> None:
+                    super().__init__(synapse.url)
+
+            with serve_in_thread(SynapseProxy) as proxy:
+                yield FaultyPlatform(ProxiedMatrix(synapse, proxy), proxy, ("send",), "messages")
+
+
+def answer(received: ReceivedModelRequest) -> ModelServerStep:
+    """Stream an answer that names the last message, so that a kill meets a growing reply."""
+    said = [message["content"] for message in received.json["messages"] if message["role"] == "user"]
+    return ModelServerReply(text=f"noted up to: {said[-1]} {FILLER}{END}", pause_seconds=0.05)
+
+
+@pytest.fixture
+def home(tmp_path: Path, platform: FaultyPlatform) -> Iterator[CommandHome]:
+    model = ModelServer(key=KEY, default=answer)
+    with model.threaded():
+        home = CommandHome(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+        config = {
+            "models": {"m": make_model_section(model.openai)},
+            "defaults": {"memories": [], "tools": []},
+            "platforms": {platform.remote.name: {"main": platform.remote.account()}},
+        }
+        (home.path / "config.yaml").write_text(json.dumps(config))
+        (home.path / ".env").touch(mode=0o600)
+        secrets = {**platform.remote.secrets(), "MODEL_KEY": KEY}
+        (home.path / ".env").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
+        yield home
+        home.close()
+
+
+def run_kills(home: CommandHome, platform: FaultyPlatform, *, seed: int, kills: int) -> KillCounts:
+    chance, remote = random.Random(f"{seed}/{platform.remote.name}"), platform.remote
+    counts = KillCounts(platform=remote.name)
+    sent: dict[int, list[str]] = {person: [] for person in PEOPLE}
+
+    def write(person: int) -> None:
+        counts.sent += 1
+        sent[person].append(f"m{counts.sent}.")
+        remote.write(sent[person][-1], person)
+
+    gateway: GatewayProcess = home.start_gateway()
+    for person in PEOPLE:
+        write(person)
+        wait_until(partial(lambda person: read_heard(home, remote.chat(person)) == sent[person], person))
+    planned = 0
+    for _ in range(kills):
+        for _ in range(chance.randint(1, 4)):
+            write(chance.choice(PEOPLE))
+        for _ in range(2):
+            platform.plan_fault(chance)
+            planned += 1
+        time.sleep(chance.uniform(0.0, 2.0))
+        gateway.kill()
+        counts.kills += 1
+        for _ in range(chance.randint(0, 3)):
+            write(chance.choice(PEOPLE))
+        if chance.random() < 0.3:
+            with platform.slow_history(chance.uniform(0.0, 2.0)):
+                gateway = home.start_gateway()
+                for person in PEOPLE:
+                    write(person)
+        else:
+            gateway = home.start_gateway()
+    for person in PEOPLE:
+        write(person)
+        wait_until(
+            partial(lambda person: len(read_heard(home, remote.chat(person))) >= len(sent[person]), person),
+            seconds=PATIENCE_SECONDS,
+        )
+    wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
+    counts.faults = planned - platform.count_waiting_faults()
+    counts.counted = json.loads(home.run_in_process("status", "--json").out)["in_doubt"]
+    for person in PEOPLE:
+        compare_chat(counts, sent[person], read_heard(home, remote.chat(person)), remote.said(person))
+    home.run_in_process("audit").ok()
+    gateway.kill()
+    return counts
+
+
+def is_idle(home: CommandHome) -> bool:
+    status = json.loads(home.run_in_process("status", "--json").out or '{"waiting": [1]}')
+    return not status["waiting"] and not status["pending"]
+
+
+def compare_chat(counts: KillCounts, sent: list[str], heard: list[str], said: list[str]) -> None:
+    """Add what one chat shows."""
+    counts.acknowledged += len(heard)
+    counts.lost += len(set(sent) - set(heard))
+    counts.reordered += int([text for text in sent if text in heard] != list(dict.fromkeys(heard)))
+    whole = [text for text in said if text.endswith(END)]
+    counts.doubled += sum(count - 1 for count in Counter(whole).values())
+    counts.doubled += sum(text.startswith("noted") and not text.endswith(END) for text in said)
+    counts.given_up += sum(text.startswith("I could not answer") for text in said)
+    numbers = [int(found[1]) for text in dict.fromkeys(whole) if (found := re.search(r"up to: m(\d+)\.", text))]
+    counts.reordered += int(numbers != sorted(numbers))
+    if not counts.given_up and sent[-1] not in " ".join(whole):
+        counts.lost += 1
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("run", range(FROM // KILLS_PER_RUN, -(-KILLS // KILLS_PER_RUN)))
+def test_kills_and_lost_sends_lose_nothing_and_count_what_is_doubled(
+    home: CommandHome, platform: FaultyPlatform, run: int
+) -> None:
+    counts = run_kills(home, platform, seed=run, kills=KILLS_PER_RUN)
+    counts.append_to_table()
+    assert (counts.lost, counts.reordered) == (0, 0), counts
+    assert counts.acknowledged == counts.sent, counts
+    assert counts.doubled <= counts.counted, f"a double is not counted: {counts}"
+    if platform.remote.name != "telegram":
+        assert counts.doubled == 0, counts
+    assert counts.faults >= counts.kills, counts
