@@ -16,6 +16,7 @@ from bench.due_cursors import due_cursor_rows
 from bench.fairness import fairness_rows
 from bench.gateway import concurrent_accept_rows, gateway_rows, start_rows
 from bench.hermes_import import hermes_import_rows
+from bench.kept_words import kept_words_rows
 from bench.many_sessions import many_sessions_rows
 from bench.matrix import matrix_rows
 from bench.memories import memory_rows
@@ -45,6 +46,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "concurrent-accept": concurrent_accept_rows,
     "compression": compression_rows,
     "summaries": summary_rows,
+    "kept-words": kept_words_rows,
     "memories": memory_rows,
     "plugin-processes": plugin_process_rows,
     "hermes-import": hermes_import_rows,

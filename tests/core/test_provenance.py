@@ -256,7 +256,8 @@ def test_forwarded_words_are_no_rule_and_no_correction() -> None:
     plan = plan_compression(SessionContext(turns=(forwarded,)), keep=0, session="s")
     assert plan is not None
     assert plan.kept == ()
-    own = plan_compression(SessionContext(turns=(make_turn(make_heard("Always tea.", QUOTE)),)), keep=0, session="s")
+    turn = make_turn(make_heard("Always tea.", QUOTE), make_heard("x" * 900))
+    own = plan_compression(SessionContext(turns=(turn,)), keep=0, session="s")
     assert own is not None
     assert [(kept.text, kept.who) for kept in own.kept] == [("Always tea.", "irc:ada")]
 

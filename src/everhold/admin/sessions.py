@@ -257,7 +257,12 @@ class SessionAdmin:
         session = await self.find_session(name)
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         view = await load_context_at(self.store, session, at=session.last_seq + 1)
-        plan = compression.plan_compression(view, keep=runtime.keep_turns if keep is None else keep, session=session.id)
+        plan = compression.plan_compression(
+            view,
+            keep=runtime.keep_turns if keep is None else keep,
+            session=session.id,
+            window=runtime.models[0].context_tokens,
+        )
         if plan is None:
             return "There is nothing to compress."
         if preview:

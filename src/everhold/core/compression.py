@@ -5,7 +5,7 @@ here writes to the log.
 from __future__ import annotations
 
 import bisect
-import re
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from msgspec import Struct, structs
@@ -31,9 +31,10 @@ from everhold.core.entries import (
     Thought,
     ToolCall,
     VerbatimMessage,
+    VerbatimReason,
 )
 from everhold.core.provenance import describe_speaker, identify_speaker, prefix_lines, render_user_text
-from everhold.core.tokens import weigh_messages, weigh_request
+from everhold.core.tokens import weigh_messages, weigh_request, weigh_text
 from everhold.core.wording import describe_count
 from everhold.ports.model import ModelMessage, ModelRequest
 
@@ -45,44 +46,32 @@ SUMMARY_PROMPT: Final = (
 )
 
 
-MAX_VERBATIM_CHARS: Final = 12_000
-"""Characters of rules and corrections that stay verbatim. Beyond this limit the oldest are only in the summary."""
-MAX_QUESTION_CHARS: Final = 4_000
-"""Characters of questions that stay verbatim. The limit is separate, because every stopped message counts as a
-question, however long, and must not displace a rule.
+KEPT_WORDS_SHARE: Final = 0.15
+"""The tokens of people's words that stay verbatim, as a share of the exchanges that stay as they are."""
+MIN_KEPT_WORDS_TOKENS: Final = 900
+MAX_KEPT_WORDS_TOKENS: Final = 3_000
+"""The least and the most tokens of people's words that stay verbatim."""
+MAX_COVERED_SHARE: Final = 1 / 3
+"""The most that stays verbatim of what is compressed, because a compression has to make the context smaller."""
+MAX_WINDOW_SHARE: Final = 1 / 8
+"""The most that stays verbatim, as a share of the model's window."""
+LONG_MESSAGE_TOKENS: Final = 50
+MAX_MESSAGE_TOKENS: Final = 150
+"""A text longer than the first is more often material than words to the agent: a paste, a letter, a log. It comes after
+the short ones. A text longer than the second is never kept.
+"""
+MIN_MESSAGE_TOKENS: Final = 3
+"""A shorter text, such as a nod, says nothing without the text that it answers."""
+KEPT_LINE_TOKENS: Final = 3
+"""The line around a text that stays verbatim."""
+LAST_RANK: Final = 64
+"""Later than the rank of any message that got an answer."""
+MAX_QUESTION_TOKENS: Final = 1_000
+"""The tokens of unanswered messages that stay verbatim. The limit is separate, because every stopped message counts,
+however long, and must not displace an instruction.
 """
 MAX_EFFECT_LINES: Final = 200
 """Lines about external effects that are kept. Beyond this limit the oldest are only in the summary."""
-
-_RULE: Final = re.compile(
-    r"\b(always|never|from now on|do not ever|don't ever|must not|make sure|remember that|remember to"
-    r"|immer|niemals|nie wieder|ab jetzt|von jetzt an|merk dir|denk daran)\b",
-    re.IGNORECASE,
-)
-_CORRECTION: Final = re.compile(
-    r"^\W*(no\b|actually\b|correction\b|i meant\b|that's wrong|that is wrong|nein\b|doch\b|ich meinte\b|korrektur\b"
-    r"|das stimmt nicht)",
-    re.IGNORECASE,
-)
-_OPEN_QUESTION: Final = re.compile(
-    r"\b(undecided|unresolved|unclear|unanswered|tbd|to be (decided|settled|clarified)|open question"
-    r"|(still|stays?|remains?) (open|to be)|not (yet )?(decided|settled|clear|known|said|answered)( yet)?"
-    r"|(has|have)n't said"
-    r"|ungeklärt|unklar|unentschieden|noch offen|bleibt offen|offene frage"
-    r"|noch nicht (klar|geklärt|entschieden|bekannt)"
-    r"|wissen wir (noch )?nicht|(muss|müssen)\b.{0,60}\b(geklärt|entschieden))\b",
-    re.IGNORECASE,
-)
-
-_RULE_HINTS: Final = (
-    "always", "never", "from now", "ever", "must not", "make sure", "remember",
-    "immer", "niemals", "nie wieder", "ab jetzt", "von jetzt", "merk dir", "denk daran",
-)  # fmt: skip
-_OPEN_HINTS: Final = (
-    "undecided", "unresolved", "unclear", "unanswered", "tbd", "to be", "open", "not ", "n't said",
-    "unklar", "unentschieden", "offen", "nicht", "entschieden",
-)  # fmt: skip
-"""Every ASCII text that matches the pattern contains one of these, so most texts can skip the search."""
 
 MIN_WORTHWHILE_SHARE: Final = 0.5
 """The least size of a compression that is made in background, as a share of the tokens between the soft and the hard
@@ -132,10 +121,10 @@ def measure_urgency(used: int, window: int, *, soft: float, hard: float) -> Lite
 
 
 def plan_compression(
-    view: SessionContext, *, keep: int, session: str, used: int | None = None
+    view: SessionContext, *, keep: int, session: str, used: int | None = None, window: int | None = None
 ) -> CompressionPlan | None:
     """Plan a compression that keeps the last `keep` exchanges verbatim; None if nothing is left to compress. `used` is
-    the size of the context in tokens, if known.
+    the size of the context in tokens, if known, and `window` the most that the model takes.
 
     Only whole, ended operations are covered. A message that no operation has consumed is in no exchange, so it is never
     covered. The part that a branch inherited is compressed as a whole, because `covers` is a seq in the session's own
@@ -152,65 +141,95 @@ def plan_compression(
     part = SessionContext(compression=before, turns=tuple(compressed))
     rest = SessionContext(turns=view.turns[len(compressed) :])
     stubs = list_context_stubs(view)
+    tokens_kept = estimate_message_tokens(render_messages(rest, stubs=stubs))
     return CompressionPlan(
         covers=own[-1].op if own else 0,
         covered_context=part,
         based_on=(before.op or 0) if before is not None and before.session == session else 0,
         tokens_before=estimate_message_tokens(render_messages(view, stubs=stubs)) if used is None else used,
         new_tokens=estimate_message_tokens(render_messages(SessionContext(turns=part.turns), stubs=stubs)),
-        tokens_kept=estimate_message_tokens(render_messages(rest, stubs=stubs)),
-        kept=_select_verbatim(part),
+        tokens_kept=tokens_kept,
+        kept=_select_verbatim(part, _count_words_tokens(part, tokens_kept=tokens_kept, window=window, stubs=stubs)),
         effects=_collect_effects(part)[-MAX_EFFECT_LINES:],
         stubs=stubs,
     )
 
 
-def _select_verbatim(part: SessionContext) -> tuple[VerbatimMessage, ...]:
-    """Return rules, corrections and unanswered questions verbatim; those of the earlier compression come first."""
-    found = (
-        list(part.compression.body.kept)
-        if part.compression is not None and isinstance(part.compression.body, Compressed)
-        else []
-    )
+def _count_words_tokens(part: SessionContext, *, tokens_kept: int, window: int | None, stubs: frozenset[int]) -> int:
+    """Return how many tokens of people's words stay verbatim. `tokens_kept` is the size of the exchanges that stay."""
+    covered = estimate_message_tokens(render_messages(part, stubs=stubs))
+    most = min(max(tokens_kept * KEPT_WORDS_SHARE, MIN_KEPT_WORDS_TOKENS), MAX_KEPT_WORDS_TOKENS)
+    return int(min(most, covered * MAX_COVERED_SHARE, most if window is None else window * MAX_WINDOW_SHARE))
+
+
+def _select_verbatim(part: SessionContext, words_tokens: int) -> tuple[VerbatimMessage, ...]:
+    """Return what people said to the agent, verbatim, as far as `words_tokens` reach; in the order of the log.
+
+    What a message says plays no role, so the rule is the same in every language. Who said it and how it was used
+    decide. Short messages come before long ones. Then, the shorter the answer compared with the message, the sooner a
+    message is kept: an instruction is acknowledged and holds on, while a request is settled by its answer, and small
+    talk says little itself. A message that did not ask the agent comes last. Among equals the newest come first.
+    """
+    candidates = {kept.text: kept for kept in (*_list_kept_before(part), *_list_messages(part))}  # the last of equals
+    questions = [it for it in candidates.values() if it.why == "question"]
+    words = [
+        it
+        for it in candidates.values()
+        if it.why != "question" and MIN_MESSAGE_TOKENS <= weigh_text(it.text) <= MAX_MESSAGE_TOKENS
+    ]
+    chosen = {
+        *_take_while_room(questions, MAX_QUESTION_TOKENS),
+        *_take_while_room(words, words_tokens),
+    }
+    return tuple(it for it in candidates.values() if it in chosen)
+
+
+def _take_while_room(candidates: list[VerbatimMessage], most: int) -> list[VerbatimMessage]:
+    """Return the candidates that fit into `most` tokens, in the order of `_rank_message`, then the newest first."""
+    taken: list[VerbatimMessage] = []
+    newest_first = candidates[::-1]  # not by seq, because a branch's parent has its own numbers
+    newest_first.sort(key=_rank_message)
+    for candidate in newest_first:
+        weight = weigh_text(candidate.text) + KEPT_LINE_TOKENS
+        if weight <= most:  # a long one must not displace all others
+            most -= weight
+            taken.append(candidate)
+    return taken
+
+
+def _rank_message(kept: VerbatimMessage) -> tuple[bool, int]:
+    """Return how late a message is kept: by whether it is long, then by the size of its answer as a multiple of its
+    own. Similar multiples are equal, because each rank stands for twice the one before.
+    """
+    tokens = max(1, weigh_text(kept.text))
+    rank = LAST_RANK if kept.why == "aside" else (kept.answer_tokens // tokens).bit_length()
+    return tokens > LONG_MESSAGE_TOKENS, rank
+
+
+def _list_kept_before(part: SessionContext) -> tuple[VerbatimMessage, ...]:
+    """Return what the earlier compression kept."""
+    if part.compression is None or not isinstance(part.compression.body, Compressed):
+        return ()
+    return part.compression.body.kept
+
+
+def _list_messages(part: SessionContext) -> Iterator[VerbatimMessage]:
+    """Return the messages of people in the covered part, each with its reason to be kept."""
     for exchange in part.turns:
         outcome = next((s.body.outcome for s in exchange.steps if isinstance(s.body, Ended)), "done")
+        answer_tokens = sum(weigh_text(s.body.text) for s in exchange.steps if isinstance(s.body, Said))
         for entry in exchange.heard:
-            if isinstance(entry.body, Heard) and (why := _classify_verbatim(entry.body, outcome)):
-                who = describe_speaker(entry.body.sender, identify_speaker(entry, entry.body))
-                found.append(VerbatimMessage(seq=entry.seq, text=entry.body.text, who=who, why=why))
-    remaining_chars = {"rule": MAX_VERBATIM_CHARS, "question": MAX_QUESTION_CHARS}
-    newest: list[VerbatimMessage] = []
-    for kept in reversed(found):
-        which = "question" if kept.why == "question" else "rule"
-        if len(kept.text) > remaining_chars[which]:
-            continue  # one long question must not displace all questions before it
-        remaining_chars[which] -= len(kept.text)
-        newest.append(kept)
-    return tuple(reversed(newest))
-
-
-def _classify_verbatim(heard: Heard, outcome: str) -> Literal["", "rule", "correction", "question"]:
-    if heard.bot:
-        return ""  # a text from another bot is data, so it never becomes a rule
-    if not heard.text.strip():
-        return ""  # it has no words of the sender's own: forwarded text is data, too
-    if heard.asks and outcome in ("failed", "stopped"):
-        return "question"
-    if len(heard.text) > MAX_VERBATIM_CHARS // 8:
-        return ""
-    if _CORRECTION.match(heard.text):
-        return "correction"
-    if _has_match(_OPEN_QUESTION, _OPEN_HINTS, heard.text):
-        return "question"
-    return "rule" if _has_match(_RULE, _RULE_HINTS, heard.text) else ""
-
-
-def _has_match(pattern: re.Pattern[str], hints: tuple[str, ...], text: str) -> bool:
-    if text.isascii():
-        lower = text.lower()
-        if not any(hint in lower for hint in hints):
-            return False
-    return pattern.search(text) is not None
+            heard = entry.body
+            # The text of a bot is data, so is forwarded text, and a schedule repeats what it says.
+            if not isinstance(heard, Heard) or heard.bot or heard.scheduled or not heard.text.strip():
+                continue
+            who = describe_speaker(heard.sender, identify_speaker(entry, heard))
+            why: VerbatimReason = "said" if heard.asks else "aside"
+            if heard.asks and outcome in ("failed", "stopped"):
+                why = "question"
+            yield VerbatimMessage(
+                seq=entry.seq, text=heard.text, who=who, why=why, answer_tokens=answer_tokens if heard.asks else 0
+            )
 
 
 def _collect_effects(part: SessionContext) -> tuple[str, ...]:

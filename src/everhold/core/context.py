@@ -8,7 +8,7 @@ range.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -353,11 +353,20 @@ def render_summary(summary: str, kept: Sequence[VerbatimMessage], effects: Seque
     ]
     if kept:
         parts.append("[Said, word for word:]")
-        # A line break in a kept text must not make a line that looks like another kept text.
-        parts += [
-            f"#{it.seq} {it.who or 'unknown'} ({it.why}): {LINE_BREAK.sub(_KEPT_LINE_BREAK, it.text)}" for it in kept
-        ]
+        parts += _render_verbatim(kept)
     if effects:
         parts.append("[Done, with its outcome:]")
         parts += effects
     return "\n".join(parts)
+
+
+def _render_verbatim(kept: Iterable[VerbatimMessage]) -> Iterator[str]:
+    """Return kept messages as lines, with a line for each change of the speaker."""
+    speaker = None
+    for it in kept:
+        if it.who != speaker:
+            speaker = it.who
+            yield f"{it.who or 'unknown'}:"
+        # A line break in a kept text must not make a line that looks like another kept text.
+        text = LINE_BREAK.sub(_KEPT_LINE_BREAK, it.text)
+        yield f"#{it.seq} (not answered) {text}" if it.why == "question" else f"#{it.seq} {text}"

@@ -296,13 +296,21 @@ class Ended(StoredRecord, frozen=True):
     """Messages it took that do not fit the model by themselves. Later turns show them as stubs."""
 
 
+VerbatimReason: TypeAlias = Literal["said", "aside", "question", "rule", "correction"]
+"""How a message that stays verbatim was used: it asked the agent, it did not ask, or it asked and was not answered.
+Earlier builds wrote `rule` and `correction`.
+"""
+
+
 class VerbatimMessage(StoredRecord, frozen=True):
     """A message that stays verbatim when the operations around it are compressed."""
 
     seq: int
     text: str
     who: str = ""
-    why: Literal["rule", "correction", "question"] = "rule"
+    why: VerbatimReason = "rule"
+    answer_tokens: int = 0
+    """The size of the answer it got."""
 
 
 class Compressed(StoredRecord, frozen=True):

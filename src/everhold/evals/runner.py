@@ -150,7 +150,7 @@ class ReplayRuntimes(FakeRuntimes):
 
 
 @contextlib.contextmanager
-def _start_gateway(runtimes: ReplayRuntimes) -> Iterator[InProcessGateway]:
+def start_gateway(runtimes: ReplayRuntimes) -> Iterator[InProcessGateway]:
     with tempfile.TemporaryDirectory(prefix="everhold-eval-") as directory:
         gateway = InProcessGateway(Path(directory))
         runtimes.platforms[("fake", "main")] = gateway.platform
@@ -174,8 +174,8 @@ def score_conversation(
         conversation, watched, window=10_000_000 if compressions else max(400, int(size * WINDOW_SHARE))
     )
     runtimes.settings.update(keep_turns=keep)
-    with _start_gateway(runtimes) as gateway:
-        sessions = _replay_conversation(gateway, runtimes, conversation, compressions=compressions, keep=keep)
+    with start_gateway(runtimes) as gateway:
+        sessions = replay_conversation(gateway, runtimes, conversation, compressions=compressions, keep=keep)
         session = sessions[-1]
         shown = runtimes.replay_model.last_request
         assert shown is not None
@@ -215,7 +215,7 @@ def score_conversation(
         )
 
 
-def _replay_conversation(
+def replay_conversation(
     gateway: InProcessGateway, runtimes: ReplayRuntimes, conversation: EvalConversation, *, compressions: int, keep: int
 ) -> list[str]:
     """Send all messages. Returns the session that received each of them."""

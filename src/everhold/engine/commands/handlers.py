@@ -194,7 +194,10 @@ async def request_compression(request: CommandRequest, arguments: tuple[int | No
     session = request.session
     view = await load_context_at(request.store, session, at=session.last_seq + 1)
     planned = compression.plan_compression(
-        view, keep=request.runtime.keep_turns if keep is None else keep, session=session.id
+        view,
+        keep=request.runtime.keep_turns if keep is None else keep,
+        session=session.id,
+        window=request.runtime.models[0].context_tokens,
     )
     if planned is None:
         return CommandResult(reply="There is nothing to compress.")
