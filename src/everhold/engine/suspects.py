@@ -12,7 +12,7 @@ from typing import Final
 
 from everhold.core.consumers import TURN
 from everhold.core.turn import compute_stable_seconds
-from everhold.ports.store import CURSOR_SEPARATOR, Operation, Store
+from everhold.ports.store import CURSOR_SEPARATOR, Operation, Store, name_cursor
 
 SUSPECT_STARTS: Final = 2
 """A turn that was started so often, and runs at the start of another process, is a suspect."""
@@ -23,7 +23,7 @@ class TurnSuspects:
 
     def __init__(self, turns: Iterable[Operation] = (), *, at: float = 0.0) -> None:
         ordered = sorted(turns, key=lambda turn: (turn.attempts, turn.session))
-        self._not_before = {name_cursor(turn.session): at + compute_stable_seconds(turn.attempts) for turn in ordered}
+        self._not_before = {name_cursor(turn.session, TURN): at + compute_stable_seconds(turn.attempts) for turn in ordered}
 
     @classmethod
     async def find(cls, store: Store, *, at: float) -> TurnSuspects:
@@ -53,11 +53,6 @@ class TurnSuspects:
             cursor = await store.get_cursor(TURN, name.removeprefix(f"{TURN}{CURSOR_SEPARATOR}"))
             if cursor is None or cursor.since is None:
                 del self._not_before[name]  # another process ended it
-            elif cursor.since + cursor.wait <= now:
+            elif not cursor.since <= now < cursor.since + cursor.wait:  # also if the clock went back
                 return name
         return ""
-
-
-def name_cursor(session: str) -> str:
-    """The name of the cursor that answers a session, like `Claim.name`."""
-    return f"{TURN}{CURSOR_SEPARATOR}{session}"
