@@ -32,6 +32,7 @@ ERASURE_DEADLINE_SECONDS: Final = 3_600.0
 """How long one request to delete or read back may take. The provider's own deadline is for one write; an erasure lists
 and deletes everything that it has of a person.
 """
+_READABLE_CAPABILITIES: Final = frozenset({MemoryCapability.FORGET, MemoryCapability.RENEW_SESSION})
 READ_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two readbacks of a memory that shows everything at once."""
 
@@ -87,7 +88,7 @@ class ProviderEraser:
         provider = self.runtimes.find_memory(place.memory, place.agent)
         if not unread:
             return place
-        if provider is None or not provider.has_capability(MemoryCapability.FORGET):
+        if provider is None or provider.capabilities.isdisjoint(_READABLE_CAPABILITIES):
             return self._record_problem(place, "it is not available, so nothing can be read back")
         try:
             states = await self._call(place, "reading back", lambda: provider.confirm_deletions(unread))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -30,10 +29,10 @@ class ServiceClock:
 
 
 @pytest.fixture
-async def clock(service: HonchoService) -> AsyncIterator[ServiceClock]:
-    service.derives = True
-    service.clock = ServiceClock()
-    return service.clock
+def clock(service: HonchoService) -> ServiceClock:
+    made = ServiceClock()
+    service.derives, service.clock = True, made
+    return made
 
 
 def said_at(op: int, text: str, at: float, **more: Any) -> Any:
@@ -108,7 +107,7 @@ async def test_copies_keep_their_time_key_and_audience(
 @pytest.mark.parametrize("how", ["lose", "refuse"])
 @pytest.mark.parametrize("at", [1, 2])
 async def test_a_repeat_stores_nothing_twice(
-    memory: HonchoMemory, service: HonchoService, clock: ServiceClock, how: str, at: int
+    memory: HonchoMemory, service: HonchoService, clock: ServiceClock, how: Literal["lose", "refuse"], at: int
 ) -> None:
     """A crash or a lost answer at a write leaves nothing that a repeat does not finish."""
     await tell_story(memory, clock)

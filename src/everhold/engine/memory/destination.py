@@ -346,10 +346,10 @@ class MemoryDestination:
         names_of: dict[str, str] = {}
         for item in batch.items:
             if isinstance(item, MemoryRetraction):
-                for seq, exchange in await self._find_retracted(item):
+                for at, exchange in await self._find_retracted(item):
                     heard_by[exchange.key], peers_of[exchange.key] = exchange.stamp.audience, exchange.peers
                     names = await self._list_names(item.session)
-                    if names and (name := _find_name_at(names, seq)) != batch.name:
+                    if names and (name := _find_name_at(names, at)) != batch.name:
                         names_of[exchange.key] = name
             if not isinstance(item, MemoryNote) or item.action == "add":
                 continue

@@ -67,6 +67,14 @@ class StoreLogContract:
         assert await scenario.store.read_feed(after=feed[0].pos, limit=2) == feed[1:3]
 
     @store_promise
+    async def test_the_latest_time_is_not_that_of_the_newest_entry(self, scenario: StoreScenario) -> None:
+        """The clock may have been set back."""
+        assert await scenario.store.find_latest_time() == 0.0
+        for at in (5.0, 9.0, 2.0):
+            await scenario.commit(make_heard(), at=at)
+        assert await scenario.store.find_latest_time() == 9.0
+
+    @store_promise
     async def test_the_newest_compressions_of_all_sessions_are_listed_first(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         assert await scenario.store.list_compressions(limit=5) == []
