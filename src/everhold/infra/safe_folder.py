@@ -15,6 +15,8 @@ from typing import Final, Literal, TypeAlias
 MAX_FILE_BYTES: Final = 4 << 20
 """Maximum size of a settings or memory file."""
 MAX_FOLDER_NAMES: Final = 10_000
+MAX_TREE_NAMES: Final = 50_000
+"""The maximum in a folder and all folders below it."""
 MAX_FOLDER_DEPTH: Final = 20
 LINK_REASON: Final = "a symbolic link, which an import does not follow; replace it by a copy, and import again"
 _OPEN_FLAGS: Final = (
@@ -105,18 +107,26 @@ class SafeFolder:
             return None
         return data.decode("utf-8-sig", "replace")
 
-    def list_files(self, suffix: str, below: str = ".") -> list[str]:
+    def list_files(self, suffix: str) -> list[str]:
         """Return the files with a suffix, in this folder and the folders in it, sorted."""
         names: list[str] = []
-        for part in self.list_names(below):
-            name = part if below == "." else f"{below}/{part}"
-            kind = self.find_kind(name)
-            if kind == "folder" and name.count("/") >= MAX_FOLDER_DEPTH:
-                self.refused[name] = f"is more than {MAX_FOLDER_DEPTH} folders deep"
-            elif kind == "folder":
-                names += self.list_files(suffix, name)
-            elif kind == "file" and part.endswith(suffix):
-                names.append(name)
+        folders, seen = ["."], 0
+        while folders:
+            below = folders.pop()
+            here = self.list_names(below)
+            seen += len(here)
+            if seen > MAX_TREE_NAMES:
+                self.refused[below] = f"is left out: the folders have more than {MAX_TREE_NAMES:,} files"
+                break
+            for part in here:
+                name = part if below == "." else f"{below}/{part}"
+                kind = self.find_kind(name)
+                if kind == "folder" and name.count("/") >= MAX_FOLDER_DEPTH:
+                    self.refused[name] = f"is more than {MAX_FOLDER_DEPTH} folders deep"
+                elif kind == "folder":
+                    folders.append(name)
+                elif kind == "file" and part.endswith(suffix):
+                    names.append(name)
         return sorted(names)
 
 
