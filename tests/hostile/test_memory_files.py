@@ -26,7 +26,7 @@ def make_sparse(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
-ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (make_link, LINK_REASON),
     "link to a folder": (lambda path: path.symlink_to("/"), LINK_REASON),
     "loop": (lambda path: path.symlink_to(path), LINK_REASON),
@@ -82,7 +82,7 @@ def test_a_file_swapped_for_a_pipe_or_a_link_is_not_read(tmp_path: Path, monkeyp
         folder.mkdir()
         (folder / "USER.md").write_text("likes tea")
 
-        def swap(self: SafeFolder, name: str, make: Callable[[Path], None] = make) -> str:
+        def swap(self: SafeFolder, name: str, make: Callable[[Path], object] = make) -> str:
             kind = look(self, name)
             if name == "USER.md" and (self.root / name).is_file() and not (self.root / name).is_symlink():
                 (self.root / name).unlink()
