@@ -41,7 +41,7 @@ def restore(home: Home, source: Path) -> None:
     restore_store(home, plan, now=1.0, chance=SystemRandomSource())
 
 
-def run_sql(sql: str) -> Callable[[Path], None]:
+def run_sql(sql: str) -> Callable[[Path], object]:
     def change(path: Path) -> None:
         db = sqlite3.connect(path)
         db.executescript(sql)
@@ -89,7 +89,7 @@ def make_foreign(path: Path) -> None:
     run_sql("create table entries(pos integer, body text); insert into entries values (1, 'x')")(path)
 
 
-ATTACKS: dict[str, Callable[[Path], None]] = {
+ATTACKS: dict[str, Callable[[Path], object]] = {
     "fifo": make_fifo,
     "folder": make_folder,
     "device": make_device,

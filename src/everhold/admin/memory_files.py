@@ -41,12 +41,11 @@ def read_memory_files(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     folder, names = open_markdown(path)
     found: dict[str, str] = {}
     for name in names[:MAX_FILES]:
-        text = folder.read_text(name)
-        if text is None:
-            continue
-        if len(text.encode()) > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{path / name} is larger than {MAX_FILE_BYTES} bytes", remedy="split it")
-        found[name] = text
+        text = folder.read_text(name, max_bytes=MAX_FILE_BYTES)
+        if text is not None:
+            found[name] = text
+    if len(names) > MAX_FILES:
+        folder.refused[names[MAX_FILES]] = f"it and what follows is left out: at most {MAX_FILES:,} files are read"
     return found, folder.refused
 
 

@@ -5,19 +5,27 @@ A link in an imported home could lead to any file of this user, and the import w
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Maximum size of a settings or memory file."""
 MAX_FOLDER_NAMES: Final = 10_000
+MAX_TREE_NAMES: Final = 50_000
+"""The maximum in a folder and all folders below it."""
 MAX_FOLDER_DEPTH: Final = 20
 LINK_REASON: Final = "a symbolic link, which an import does not follow; replace it by a copy, and import again"
 _OPEN_FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 )
+
+MAX_LINE_BYTES: Final = 1 << 16
+"""Longer lines of a log are left out."""
+MAX_LOG_BYTES: Final = 256 << 20
 
 PathKind: TypeAlias = Literal["file", "folder", ""]
 
@@ -99,18 +107,26 @@ class SafeFolder:
             return None
         return data.decode("utf-8-sig", "replace")
 
-    def list_files(self, suffix: str, below: str = ".") -> list[str]:
+    def list_files(self, suffix: str) -> list[str]:
         """Return the files with a suffix, in this folder and the folders in it, sorted."""
         names: list[str] = []
-        for part in self.list_names(below):
-            name = part if below == "." else f"{below}/{part}"
-            kind = self.find_kind(name)
-            if kind == "folder" and name.count("/") >= MAX_FOLDER_DEPTH:
-                self.refused[name] = f"is more than {MAX_FOLDER_DEPTH} folders deep"
-            elif kind == "folder":
-                names += self.list_files(suffix, name)
-            elif kind == "file" and part.endswith(suffix):
-                names.append(name)
+        folders, seen = ["."], 0
+        while folders:
+            below = folders.pop()
+            here = self.list_names(below)
+            seen += len(here)
+            if seen > MAX_TREE_NAMES:
+                self.refused[below] = f"is left out: the folders have more than {MAX_TREE_NAMES:,} files"
+                break
+            for part in here:
+                name = part if below == "." else f"{below}/{part}"
+                kind = self.find_kind(name)
+                if kind == "folder" and name.count("/") >= MAX_FOLDER_DEPTH:
+                    self.refused[name] = f"is more than {MAX_FOLDER_DEPTH} folders deep"
+                elif kind == "folder":
+                    folders.append(name)
+                elif kind == "file" and part.endswith(suffix):
+                    names.append(name)
         return sorted(names)
 
 
@@ -120,3 +136,27 @@ def open_markdown(path: Path) -> tuple[SafeFolder, list[str]]:
         return SafeFolder(path.parent), [path.name]
     folder = SafeFolder(path)
     return folder, folder.list_files(".md")
+
+
+def iter_log_lines(path: Path, *, newest: bool = False, follow: bool = False) -> Iterator[str]:
+    """Yield the lines of a log, at most MAX_LOG_BYTES of it: from its beginning, or with `newest` up to its end.
+
+    Raises OSError if it is no file, or a link and `follow` is not set. A line that is too long is an empty line, so the
+    numbers of the others are right.
+    """
+    flags = _OPEN_FLAGS & ~getattr(os, "O_NOFOLLOW", 0) if follow else _OPEN_FLAGS
+    descriptor = os.open(path, flags)
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        if newest and state.st_size > MAX_LOG_BYTES:
+            file.seek(state.st_size - MAX_LOG_BYTES)
+            file.readline(MAX_LINE_BYTES)  # it may be the end of a line
+        left, is_continued = MAX_LOG_BYTES, False
+        while left > 0 and (piece := file.readline(MAX_LINE_BYTES)):
+            left -= len(piece)
+            is_whole = piece.endswith(b"\n") or len(piece) < MAX_LINE_BYTES
+            if is_whole:
+                yield "" if is_continued else piece.decode("utf-8", "replace").rstrip("\r\n")
+            is_continued = not is_whole

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from everhold.infra.safe_folder import iter_log_lines
+
 ROTATED_PATTERN: Final = re.compile(r"\.(\d+)$")
 
 _LINE_PATTERN: Final = re.compile(
@@ -61,8 +63,7 @@ class CompressionLogSummary:
 def read_compression_lines(path: Path) -> Iterator[CompressionLogLine]:
     """Yield the lines of `path` and, before them, those of its rotated parts `path.1`, `path.2` and so on."""
     for part in (*reversed(list_rotated_logs(path)), path):
-        with part.open("r", encoding="utf-8", errors="replace") as file:
-            yield from parse_compression_lines(file, name=part.name)
+        yield from parse_compression_lines(iter_log_lines(part, follow=True), name=part.name)
 
 
 def list_rotated_logs(path: Path) -> list[Path]:

@@ -81,9 +81,9 @@ def trace_lineage(sessions: Iterable[HermesSession], newest: Mapping[str, float]
             continue
         chain = SessionChain([session])
         found.chain_by_session[session.id] = chain
-        while (children := heirs.get(chain.tip.id)) and children[0].id not in found.chain_by_session:
-            chain.sessions.append(children[0])
-            found.chain_by_session[children[0].id] = chain
+        while (next_ones := heirs.get(chain.tip.id)) and next_ones[0].id not in found.chain_by_session:
+            chain.sessions.append(next_ones[0])
+            found.chain_by_session[next_ones[0].id] = chain
         if session.branched_from or (session.parent and not session.is_delegated and session.id not in followed):
             chain.branch_of = session.branched_from or session.parent
         if session.id in forked:

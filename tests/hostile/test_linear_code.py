@@ -1,0 +1,122 @@
+"""Code without patterns also handles foreign input in proportion to its size. The executed lines are counted.
+
+Work inside one call of the interpreter, such as the search in a list, is not a line. The mended places have none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+
+from everhold.hermes.reader.agent_log import CompressionLogLine, summarize_compressions
+from everhold.hermes.reader.database import HermesSession
+from everhold.hermes.reader.lineage import trace_lineage
+from everhold.infra.deep_json import cut_deep_parts
+
+MAX_GROWTH: Final = 2.4
+"""How much the lines may grow when the input doubles: twice is linear, four times is quadratic."""
+
+
+def count_lines(work: Callable[[], object]) -> int:
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(former)
+    return count
+
+
+EMPTY: Final = HermesSession(
+    id="", source="", user_id="", session_key="", chat_id="", chat_type="", thread_id="", origin={}, model="",
+    config={}, parent="", started_at=0.0, ended_at=1.0, end_reason="compression", title="", cwd="", repo="",
+    api_calls=0, input_tokens=0, output_tokens=0, cache_read_tokens=0, usd=0.0,
+)  # fmt: skip
+
+
+def make_sessions(count: int, *, parent: Callable[[int], int | None]) -> list[HermesSession]:
+    parents = [parent(number) for number in range(count)]
+    return [
+        EMPTY._replace(id=f"s{number}", parent="" if of is None else f"s{of}", started_at=float(number))
+        for number, of in enumerate(parents)
+    ]
+
+
+def trace_chain(count: int) -> None:
+    trace_lineage(make_sessions(count, parent=lambda number: number - 1 if number else None), {})
+
+
+def trace_reversed_chain(count: int) -> None:
+    trace_lineage(make_sessions(count, parent=lambda number: number + 1 if number + 1 < count else None), {})
+
+
+def trace_cycle(count: int) -> None:
+    trace_lineage(make_sessions(count, parent=lambda number: (number + 1) % count), {})
+
+
+def trace_fork(count: int) -> None:
+    trace_lineage(make_sessions(count, parent=lambda number: 0 if number else None), {})
+
+
+def make_lines(count: int, *, sessions: int) -> list[CompressionLogLine]:
+    return [
+        CompressionLogLine(f"agent.log:{n}", "2026-01-01 00:00:00", "started", f"s{n % sessions}", "", "7")
+        for n in range(count)
+    ]
+
+
+def start_often(count: int) -> None:
+    summarize_compressions(make_lines(count, sessions=1))
+
+
+def start_and_end_elsewhere(count: int) -> None:
+    ends = [
+        CompressionLogLine(f"agent.log:{count + n}", "2026-01-01 00:00:00", "done", f"t{n}", "", "7")
+        for n in range(count)
+    ]
+    summarize_compressions([*make_lines(count, sessions=count), *ends])
+
+
+def nest_deeply(count: int) -> None:
+    cut_deep_parts("[" * count + "]" * count)
+
+
+@pytest.mark.parametrize(
+    "play",
+    [trace_chain, trace_reversed_chain, trace_cycle, trace_fork, start_often, start_and_end_elsewhere, nest_deeply],
+)
+def test_twice_the_input_takes_twice_the_lines(play: Callable[[int], None]) -> None:
+    small, large = count_lines(lambda: play(200)), count_lines(lambda: play(400))
+    assert small > 200
+    assert large / small < MAX_GROWTH, f"{small:,} lines become {large:,}"
+
+
+def test_a_nested_search_is_found() -> None:
+    def compare_all(count: int) -> int:
+        return sum(
+            one == other
+            for one in range(count)
+            for other in range(count)
+        )  # fmt: skip
+
+    small, large = count_lines(lambda: compare_all(100)), count_lines(lambda: compare_all(200))
+    assert large / small > MAX_GROWTH
+
+
+def test_no_session_of_a_cycle_is_lost() -> None:
+    """A cycle of parents with a branch: every session is in exactly one chain."""
+    sessions = make_sessions(6, parent=lambda number: (number + 1) % 3 if number < 3 else number - 3)
+    for order in (sessions, sessions[::-1]):
+        lineage = trace_lineage(order, {})
+        assert sorted(id for chain in lineage.chains for id in chain.ids) == sorted(it.id for it in sessions)
