@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold import __version__
-from everhold.admin.backups import StoreBackups, list_backups, list_copies, list_set_aside, render_copy
+from everhold.admin.backups import (
+    StoreBackups,
+    choose_directory,
+    list_backups,
+    list_copies,
+    list_set_aside,
+    render_copy,
+)
 from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
@@ -37,7 +44,7 @@ from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import Refused, StoreError, StoreFull
 from everhold.infra.child_process import ChildProcesses
-from everhold.infra.home import Home, ensure_home_id, require_store
+from everhold.infra.home import Home, ensure_home_id, require_store, write_file
 from everhold.infra.home_lock import HomeLock, hold_machine_locks
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
 from everhold.ingress.accept import MessageAcceptor
@@ -323,7 +330,10 @@ class GatewayApp:
             monotonic=self.clock.monotonic,
             sleep=asyncio.sleep,
         )
-        self.backups = StoreBackups(home.backups, copy=self.store.make_copy, now=self.clock.now)
+        directory = choose_directory(home, settings.backup.directory)
+        self.backups = StoreBackups(directory, copy=self.store.make_copy, now=self.clock.now)
+        self.backup_problem = ""
+        """Why the last copy could not be made."""
         self.memory_admin = MemoryAdmin(
             self.session_admin,
             agents=lambda: tuple(self.agents.settings.agents),
@@ -337,6 +347,7 @@ class GatewayApp:
         self.tail = LogTail()
         self.store.on_commit = self._on_commit
         self.text_watchers += [self.tail.on_reply_text]
+        self._last_increment = self.clock.monotonic()
         self.role = "gateway"
         """The purpose of this process. A gateway keeps running; a `chat` or `send` ends and leaves its work to the next
         process."""
@@ -474,7 +485,7 @@ class GatewayApp:
                 role=lambda: self.role,
                 describe=self.describe,
                 back_up=self._make_backup,
-                list_backups=lambda: list_copies(self.home.backups),
+                list_backups=lambda: list_copies(self.backups.directory),
                 pairing=self.admission.pairing,
                 people=self.admission.people,
                 schedules=self.schedules,
@@ -596,7 +607,14 @@ class GatewayApp:
             *self.agents.memories.list_problems(),
             *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
+            *self._list_backup_problems(),
         )
+
+    def _list_backup_problems(self) -> list[ConfigProblem]:
+        if not self.backup_problem:
+            return []
+        remedy = f"make sure that {self.backups.directory} exists, is writable and has space"
+        return [ConfigProblem(self.backup_problem, remedy, path=("backup",), fatal=False)]
 
     def _list_risks(self) -> tuple[ConfigProblem, ...]:
         """What works as configured and is dangerous."""
@@ -621,6 +639,7 @@ class GatewayApp:
                 "config.restart_needed", keys=keys, remedy="restart everhold; until then the old values stay in force"
             )
         self.agents.apply_settings(settings)
+        self.backups.directory = choose_directory(self.home, settings.backup.directory)
         self._connect_agents()
         if self.tasks:
             self.mcp.apply_settings(settings.mcp, settings.agents.values())
@@ -681,12 +700,39 @@ class GatewayApp:
                 and self.backups.get_seconds_until_due(wanted.every_hours) <= 0
                 and not self.disk_guard.is_full
             )
-            if due and self.role == "gateway" and await self._has_grown():
+            if self.role == "gateway" and not self.disk_guard.is_full:
                 try:
-                    await self._make_backup("")
+                    self._require_backup_directory()
+                    if due and await self._has_grown():
+                        await self._make_backup("")
+                    elif self._get_seconds_until_increment() <= 0:
+                        await self._make_increment()
+                    self.backup_problem = ""
                 except (StoreError, OSError) as error:
+                    self.backup_problem = str(error)
                     self.log.error("backup.failed", error=error)
-            await asyncio.sleep(BACKUP_POLL_SECONDS)
+            await asyncio.sleep(min(BACKUP_POLL_SECONDS, max(1.0, self._get_seconds_until_increment())))
+
+    def _require_backup_directory(self) -> None:
+        """Raise StoreError if the configured directory is missing. It is not created, because its disk may be away."""
+        if self.watcher.settings.backup.directory and not self.backups.directory.is_dir():
+            raise StoreError(
+                f"there is no directory {self.backups.directory}, so nothing is backed up",
+                remedy="mount its disk, or create the directory",
+            )
+
+    def _get_seconds_until_increment(self) -> float:
+        minutes = self.watcher.settings.backup.increment_minutes
+        return self._last_increment + minutes * 60 - self.clock.monotonic() if minutes > 0 else BACKUP_POLL_SECONDS
+
+    async def _make_increment(self) -> None:
+        self._last_increment = self.clock.monotonic()
+        made = await self.backups.make_increment(self.store)
+        if self.backups.directory != self.home.backups and self.home.erasures.exists():
+            # a restore after the loss of this disk must erase again, too
+            write_file(self.backups.directory / self.home.erasures.name, self.home.erasures.read_bytes())
+        if made is not None:
+            self.log.debug("backup.incremented", path=str(made.path), upto=made.upto_pos)
 
     async def _has_grown(self) -> bool:
         last = await self.store.last_pos()
@@ -695,12 +741,14 @@ class GatewayApp:
     def _find_backups_before(self, at: float) -> BackupHolding:
         """The backups that contain what was in the store at that time, and when the last of them is replaced."""
         settings = self.watcher.settings.backup
-        held = [it for it in list_backups(self.home.backups) if it.at <= at]
+        held = [it for it in list_backups(self.backups.directory) if it.at <= at]
         if not held or not settings.every_hours or not all(it.is_sound for it in held):
             return BackupHolding(len(held))
         return BackupHolding(len(held), held[-1].at + settings.keep * settings.every_hours * 3_600)
 
     async def _make_backup(self, to: str) -> dict[str, Any]:
+        if not to:
+            self._require_backup_directory()
         made = await self.backups.make_backup(to=Path(to) if to else None)
         pruned = self.backups.prune(self.watcher.settings.backup.keep) if made.is_sound and not to else []
         how = self.log.info if made.is_sound else self.log.error

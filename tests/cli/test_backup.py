@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from everhold.admin.backups import StoreBackups, list_backups
+from everhold.admin.backups import StoreBackups, list_backups, list_increments
 from everhold.app import GatewayApp, SystemClock
 from everhold.config import parse_settings
 from everhold.infra.home import Home
@@ -232,3 +232,62 @@ def test_a_gateway_makes_backups_automatically(command_home: CommandHome) -> Non
     gateway.process.terminate()
     gateway.wait_until_ended()
     assert "POS" in command_home.run_in_process("backup", "--list").ok().out
+
+
+def test_a_destroyed_disk_comes_back_from_another_one(command_home: CommandHome, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    config = (command_home.path / "config.yaml").read_text()
+    config += f"backup: {{directory: {disk}, increment_minutes: 0.01}}\n"
+    (command_home.path / "config.yaml").write_text(config)
+    command_home.run("send", "before the backup").ok()
+    gateway = command_home.start_gateway()
+    wait_until(lambda: any(backup.is_sound for backup in list_backups(disk)))
+    gateway.kill()
+    gateway.wait_until_ended()
+    command_home.run("send", "after the backup").ok()
+    erase(command_home, "before the backup")
+    covered = json.loads(command_home.run_in_process("sessions", "export", "last").ok().out.splitlines()[-1])["pos"]
+    gateway = command_home.start_gateway()
+    wait_until(lambda: any(it.upto_pos >= covered for it in list_increments(disk)) and (disk / "erasures.log").exists())
+    gateway.kill()
+    gateway.wait_until_ended()
+    shutil.rmtree(command_home.path)
+    command_home.path.mkdir(0o700)
+    (command_home.path / "config.yaml").write_text(config)
+    assert command_home.run_in_process("backup", "--list", "--json").ok().json["backups"]
+    done = command_home.run_in_process("restore", "--yes", "--json").ok().json
+    assert done["increments"] >= 1
+    assert texts(command_home) == ["after the backup"]
+    command_home.run_in_process("audit").ok()
+
+
+def test_a_backup_directory_that_is_not_there_is_reported_and_not_created(
+    command_home: CommandHome, tmp_path: Path
+) -> None:
+    """The disk may be unmounted, and a copy on the same disk would be no backup."""
+    missing = tmp_path / "mount" / "everhold"
+    with (command_home.path / "config.yaml").open("a") as file:
+        file.write(f"backup: {{directory: {missing}}}\n")
+    command_home.run("send", "hello").ok()
+    command_home.start_gateway()
+    assert command_home.run_in_process("backup").code == 1
+    wait_until(lambda: f"there is no directory {missing}" in command_home.run_in_process("status").out)
+    assert not missing.exists()
+
+
+def test_a_restore_takes_what_a_damaged_store_still_has(command_home: CommandHome) -> None:
+    command_home.run("send", "first " + "m" * 3000).ok()
+    command_home.run("backup").ok()
+    for n in range(3):
+        command_home.run("send", f"since {n}").ok()
+    store = command_home.path / "everhold.db"
+    data = bytearray(store.read_bytes())
+    at = data.index(b"first mmm") // 4096 * 4096
+    data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+    store.write_bytes(data)
+    done = command_home.run_in_process("restore", "--yes").ok().out
+    assert "after the copy were taken from the damaged store" in done
+    assert texts(command_home)[1:] == [f"since {n}" for n in range(3)]
+    command_home.run_in_process("audit").ok()
+    assert "You said: more" in command_home.run("send", "more").ok().out

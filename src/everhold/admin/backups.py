@@ -4,23 +4,26 @@ nor secrets, nor the search index, which is rebuilt from the log.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
 
-from everhold.errors import InvalidRequest, NotFound, StoreDamaged, StoreError
+from everhold.errors import EverholdError, InvalidRequest, NotFound, StoreDamaged, StoreError
 from everhold.infra.home import Home
 from everhold.ports.clock import RandomSource
-from everhold.stores.sqlite import connect, migrate, rebuild, watermark
+from everhold.stores.sqlite import connect, increments, migrate, rebuild, watermark
 from everhold.stores.sqlite.backup import StoreCopy, inspect_copy, read_last_seqs
+from everhold.stores.sqlite.salvage import SalvageResult, add_newer_entries
 
 _BACKUP_NAME: Final = re.compile(r"everhold-(\d{8}T\d{6}Z)-(\d+)(?:-\d+)?(\.unsound)?\.db")
+_INCREMENT_NAME: Final = re.compile(r"increment-(\d+)-(\d+)-(\d+)-(\d{8}T\d{6}Z)\.db")
 _TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
 _SELECT_LAST_POS: Final = "select max(pos) from entries"
 _COUNT_AFTER_POS: Final = "select count(*) from entries where pos > ?"
@@ -35,13 +38,49 @@ class BackupFile(NamedTuple):
     is_sound: bool
 
 
+class IncrementFile(NamedTuple):
+    """What was committed between two positions, as described by its file name."""
+
+    path: Path
+    after_pos: int
+    upto_pos: int
+    blob_row: int
+    at: float
+
+
+def choose_directory(home: Home, directory: str) -> Path:
+    """The directory of the backups. A configured one must exist, because an unmounted disk must not be created anew."""
+    if not directory:
+        return home.backups
+    path = Path(directory).expanduser()
+    return path if path.is_absolute() else home.path / path
+
+
+def list_increments(directory: Path) -> list[IncrementFile]:
+    """The increments in `directory`, in the order of the log."""
+    found = []
+    for path in directory.glob("increment-*.db"):
+        if (named := _INCREMENT_NAME.fullmatch(path.name)) is not None:
+            found.append(IncrementFile(path, int(named[1]), int(named[2]), int(named[3]), _parse_time(named[4])))
+    return sorted(found, key=lambda it: (it.after_pos, it.upto_pos))
+
+
+def find_chain(directory: Path, pos: int) -> list[IncrementFile]:
+    """The increments that continue a copy which ends at `pos`, without a gap."""
+    chain: list[IncrementFile] = []
+    for it in list_increments(directory):
+        if it.after_pos <= pos < it.upto_pos:
+            chain.append(it)
+            pos = it.upto_pos
+    return chain
+
+
 def list_backups(directory: Path) -> list[BackupFile]:
     """The backups in `directory`, oldest first. Copies that an upgrade or a restore set aside are not among them."""
     found = []
     for path in directory.glob("everhold-*.db"):
         if (named := _BACKUP_NAME.fullmatch(path.name)) is not None:
-            at = datetime.datetime.strptime(named[1], _TIME_FORMAT).replace(tzinfo=datetime.UTC).timestamp()
-            found.append(BackupFile(path, at, int(named[2]), not named[3]))
+            found.append(BackupFile(path, _parse_time(named[1]), int(named[2]), not named[3]))
     return sorted(found, key=lambda backup: (backup.at, backup.path.name))
 
 
@@ -49,6 +88,14 @@ def list_set_aside(directory: Path) -> list[Path]:
     """The copies of replaced stores that restores and upgrades left in `directory`. Only a person removes them."""
     found = (directory.glob(pattern) for pattern in ("before-restore-*.db", "*-before-[0-9]*.db", "damaged-*"))
     return sorted(path for paths in found for path in paths)
+
+
+class IncrementSource(Protocol):
+    """A store that can copy its newest part."""
+
+    async def write_increment(
+        self, target: Path, *, after_pos: int, recent_pos: int, blob_row: int
+    ) -> increments.StoreIncrement | None: ...
 
 
 class StoreBackups:
@@ -76,7 +123,32 @@ class StoreBackups:
         old = [backup.path for backup in list_backups(self.directory) if backup.is_sound][:-keep]
         for path in old:
             path.unlink(missing_ok=True)
+        oldest = min((backup.pos for backup in list_backups(self.directory) if backup.is_sound), default=0)
+        for it in list_increments(self.directory):
+            if it.after_pos < oldest:  # nothing is left that it continues
+                it.path.unlink(missing_ok=True)
         return old
+
+    async def make_increment(self, store: IncrementSource) -> IncrementFile | None:
+        """Copy what was committed after the last copy; None if nothing was, or there is no backup to continue."""
+        backups = [backup for backup in list_backups(self.directory) if backup.is_sound]
+        if not backups:
+            return None
+        base = max(backups, key=lambda backup: backup.pos)
+        earlier, chain = list_increments(self.directory), find_chain(self.directory, base.pos)
+        after = chain[-1].upto_pos if chain else base.pos
+        rows = chain[-1].blob_row if chain else _query_number(base.path, "select max(rowid) from blobs")
+        partial = self.directory / "increment.partial"
+        made = await store.write_increment(
+            partial, after_pos=after, recent_pos=earlier[-1].after_pos if earlier else after, blob_row=rows
+        )
+        if made is None:
+            partial.unlink(missing_ok=True)
+            return None
+        at = self._now()
+        name = f"increment-{made.after_pos}-{made.upto_pos}-{made.blob_row}-{_format_time(at)}.db"
+        path = increments.publish(partial, self.directory / name)
+        return IncrementFile(path, made.after_pos, made.upto_pos, made.blob_row, at)
 
     def find_newest_pos(self) -> int:
         """The last pos of the newest sound backup, -1 if there is none."""
@@ -89,6 +161,10 @@ class StoreBackups:
         if newest is None or newest > now:  # there is none yet, or the clock jumped
             return 0.0
         return max(0.0, newest + every_hours * 3600 - now)
+
+
+def _parse_time(text: str) -> float:
+    return datetime.datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=datetime.UTC).timestamp()
 
 
 def _format_time(at: float) -> str:
@@ -114,11 +190,17 @@ class RestorePlan:
     lost_entries: int = 0
     """Entries of the present store that the restored one will not contain. They are counted, because positions have
     gaps after a power cut."""
+    chain: tuple[IncrementFile, ...] = ()
+    """The increments that are added to the source."""
+
+    @property
+    def last_pos(self) -> int:
+        return self.chain[-1].upto_pos if self.chain else self.source_copy.pos
 
     @property
     def is_rollback(self) -> bool:
         """Whether the source is rolled back. Data that is not derived from entries stays as in the source."""
-        return self.upto_pos is not None and self.upto_pos < self.source_copy.pos
+        return self.upto_pos is not None and self.upto_pos < self.last_pos
 
 
 @dataclass(frozen=True)
@@ -131,25 +213,36 @@ class RestoreResult:
     stopped_operations: int
     skipped_seqs: int
     """Seqs of removed entries, which are not used again."""
+    salvaged: int
+    """Entries after the copy that were taken from the damaged store."""
+    left_out: list[str]
+    """What could not be taken from it."""
 
 
-def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
-    """Choose what to restore: `source` (a file, or one of `backups/`), else a store that contains `at`, else the newest
-    backup.
+def plan_restore(home: Home, *, source: str = "", at: str = "", directory: Path | None = None) -> RestorePlan:
+    """Choose what to restore: `source` (a file, or one of `directory`), else a store that contains `at`, else the
+    newest backup.
 
-    `at` is a position of the log or a time. The present store is the preferred source for it.
+    `at` is a position of the log or a time. The present store is the preferred source for it. The increments after a
+    backup are added if the present store is lost or damaged, or if `at` is in one of them.
     """
+    directory = directory or home.backups
+    if source and Path(source).expanduser().is_dir():
+        directory, source = Path(source).expanduser(), ""
     present, damage = _inspect_current(home)
-    chosen = _choose_source(home, source, at, present)
+    chosen = _choose_source(home, source, at, present, directory)
     identity = _identify_file(chosen)
     holds = inspect_copy(chosen)
-    upto = _find_pos(chosen, at) if at else None
-    if upto is not None and not 0 < upto <= holds.pos:
+    uses_increments = not source and chosen != home.store and (present is None or bool(at))
+    chain = find_chain(directory, holds.pos) if uses_increments else []
+    upto = _find_pos([chosen, *(it.path for it in chain)], at) if at else None
+    end = chain[-1].upto_pos if chain else holds.pos
+    if upto is not None and not 0 < upto <= end:
         raise NotFound(
-            f"{chosen.name} ends at pos {holds.pos}, so there is no {at}",
+            f"{(chain[-1].path if chain else chosen).name} ends at pos {end}, so there is no {at}",
             remedy="`everhold restore` without --at lists the backups",
         )
-    loses = 0 if present is None else _query_number(home.store, _COUNT_AFTER_POS, upto or holds.pos)
+    loses = 0 if present is None else _query_number(home.store, _COUNT_AFTER_POS, upto or end)
     return RestorePlan(
         source=chosen,
         source_copy=holds,
@@ -158,6 +251,7 @@ def plan_restore(home: Home, *, source: str = "", at: str = "") -> RestorePlan:
         damage=damage,
         source_identity=identity,
         lost_entries=loses,
+        chain=tuple(chain),
     )
 
 
@@ -190,6 +284,10 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
         raise StoreError(
             f"{what.source} changed while it was being restored", remedy="nothing was changed; check it, and try again"
         )
+    _add_increments(new, what, now=now, chance=chance)
+    salvaged = SalvageResult(0, what.last_pos, [])
+    if what.damage and what.upto_pos is None:
+        salvaged = _salvage(home, new, what, now=now, chance=chance)
     stopped, left_out = _roll_back_copy(new, what.upto_pos, reached, now=now, chance=chance)
     made = inspect_copy(new)
     if made.contradictions and not what.source_copy.contradictions:
@@ -197,7 +295,70 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
             f"the store made from {what.source.name} is not sound: {made.contradictions[0]}", remedy="report this"
         )
     _swap_store(home, new, whole=what.current_copy is not None)
-    return RestoreResult(pos=made.pos, set_aside=set_aside, stopped_operations=stopped, skipped_seqs=left_out)
+    return RestoreResult(
+        pos=made.pos,
+        set_aside=set_aside,
+        stopped_operations=stopped,
+        skipped_seqs=left_out,
+        salvaged=salvaged.entries,
+        left_out=salvaged.left_out,
+    )
+
+
+def _add_increments(new: Path, what: RestorePlan, *, now: float, chance: RandomSource) -> None:
+    """Add the increments to the copy. A damaged one is refused, because those after it would not follow."""
+    if not what.chain:
+        return
+    db = connect.open_for_writing(new, synchronous="FULL")
+    with contextlib.ExitStack() as opened:
+        opened.callback(db.close)
+        sources = []
+        for it in what.chain:
+            migrate.inspect_header(it.path)
+            source = connect.open_for_reading(it.path)
+            opened.callback(source.close)
+            sources.append((source, it.upto_pos))
+        done = add_newer_entries(db, sources, at=now, chance=chance)
+        db.pragma("journal_mode", "delete")
+    if done.left_out:
+        raise StoreDamaged(
+            f"an increment in {what.chain[0].path.parent} is damaged: {done.left_out[0]}",
+            remedy="nothing was changed; move the damaged increment away, then try again to restore up to it",
+        )
+
+
+def _salvage(home: Home, new: Path, what: RestorePlan, *, now: float, chance: RandomSource) -> SalvageResult:
+    """Add to the copy what the damaged store has after it. If the result is not sound, the copy stays as it was."""
+    last_pos = max(watermark.read_watermark(watermark.build_watermark_path(home.store)), _find_last_pos(home.store))
+    try:
+        source = connect.open_for_reading(home.store)
+    except apsw.Error as error:
+        return SalvageResult(0, what.last_pos, [f"everything after the copy: {error}"])
+    db = connect.open_for_writing(new, synchronous="FULL")
+    try:
+        done = add_newer_entries(db, [(source, last_pos)], at=now, chance=chance)
+        db.pragma("journal_mode", "delete")
+    except (apsw.Error, EverholdError) as error:
+        done = SalvageResult(0, what.last_pos, [f"everything after the copy: {error}"])
+    finally:
+        db.close()
+        source.close()
+    wrong = inspect_copy(new).contradictions if done.entries else []
+    if wrong and not what.source_copy.contradictions:
+        new.unlink()
+        _copy_store(what.source, new)
+        _add_increments(new, what, now=now, chance=chance)
+        return SalvageResult(
+            0, what.source_copy.pos, [f"everything after the copy, because it does not fit: {wrong[0]}"]
+        )
+    return done
+
+
+def _find_last_pos(store: Path) -> int:
+    try:
+        return _query_number(store, _SELECT_LAST_POS)
+    except (StoreError, OSError):
+        return 0
 
 
 def _inspect_current(home: Home) -> tuple[StoreCopy | None, str]:
@@ -224,15 +385,15 @@ def _query_number(store: Path, sql: str, *values: int) -> int:
         raise StoreDamaged(f"{store} cannot be read: {error}") from error
 
 
-def _choose_source(home: Home, source: str, at: str, present: StoreCopy | None) -> Path:
-    backups = [backup for backup in list_backups(home.backups) if backup.is_sound]
+def _choose_source(home: Home, source: str, at: str, present: StoreCopy | None, directory: Path) -> Path:
+    backups = [backup for backup in list_backups(directory) if backup.is_sound]
     if source and source != "last":
         path = Path(source).expanduser()
-        return path if path.is_file() or not (home.backups / source).is_file() else home.backups / source
+        return path if path.is_file() or not (directory / source).is_file() else directory / source
     if at and present is not None and not source:
         return home.store
     if not backups:
-        raise NotFound(f"there is no backup in {home.backups}", remedy="name a file: everhold restore FILE")
+        raise NotFound(f"there is no backup in {directory}", remedy="name a file: everhold restore FILE")
     if at.isdecimal():
         return next((backup.path for backup in backups if backup.pos >= int(at)), backups[-1].path)
     if at:
@@ -241,14 +402,20 @@ def _choose_source(home: Home, source: str, at: str, present: StoreCopy | None) 
     return backups[-1].path
 
 
-def _find_pos(source: Path, at: str) -> int:
+def _find_pos(sources: Sequence[Path], at: str) -> int:
+    """The pos that `at` names, in a copy and the increments after it."""
     if at.isdecimal():
         return int(at)
-    db = connect.open_for_reading(source)
-    try:
-        return rebuild.find_pos_at(db, parse_moment(at))
-    finally:
-        db.close()
+    upto = 0
+    for source in sources:
+        db = connect.open_for_reading(source)
+        try:
+            upto = max(upto, rebuild.find_pos_at(db, parse_moment(at)))
+            if db.execute("select 1 from entries where at > ? limit 1", (parse_moment(at),)).get is not None:
+                break
+        finally:
+            db.close()
+    return upto
 
 
 def parse_moment(text: str) -> float:
@@ -353,7 +520,8 @@ def render_copy(made: StoreCopy, gone: Sequence[Path] = ()) -> dict[str, Any]:
 def render_restore_plan(what: RestorePlan) -> dict[str, Any]:
     return {
         "source": str(what.source),
-        "pos": what.upto_pos or what.source_copy.pos,
+        "pos": what.upto_pos or what.last_pos,
+        "increments": len(what.chain),
         "newest": what.source_copy.newest_at,
         "sessions": what.source_copy.sessions,
         "entries": what.source_copy.entries,

@@ -528,6 +528,10 @@ class BackupSettings(ConfigSection):
     """How often the store is backed up to `backups/`; 0 for never."""
     keep: int = Field(default=7, ge=1)
     """How many backups are kept."""
+    increment_minutes: float = Field(default=5.0, ge=0)
+    """How often what was committed since then is copied, too; 0 for never."""
+    directory: str = ""
+    """Where backups go: an existing directory, perhaps on another disk; empty for `backups/` in the home."""
 
 
 class Settings(ConfigSection):

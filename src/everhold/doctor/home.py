@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import apsw
 
-from everhold.admin.backups import list_backups
+from everhold.admin.backups import choose_directory, list_backups
 from everhold.app import load_home_settings
 from everhold.config import ConfigError, ConfigProblem, Settings
 from everhold.core.wording import describe_count
@@ -199,7 +199,8 @@ class HomeCheckup:
         wanted = self.settings.backup if self.settings else None
         if not self.home.store.exists() or wanted is None or not wanted.every_hours:
             return
-        there = [it for it in list_backups(self.home.backups) if it.is_sound]
+        directory = choose_directory(self.home, wanted.directory)
+        there = [it for it in list_backups(directory) if it.is_sound]
         began = self.home.store.stat().st_ctime
         newest = max((it.at for it in there), default=None)
         due = 2 * wanted.every_hours * 3600
@@ -211,7 +212,7 @@ class HomeCheckup:
                 f"no recent backup of the store: {since}",
                 "everhold backup; `everhold up` makes backups by itself",
             )
-        for it in list_backups(self.home.backups):
+        for it in list_backups(directory):
             if not it.is_sound:
                 yield _make_finding(
                     "backup", f"{it.path.name} is a backup of a damaged store", "everhold audit", level="note"

@@ -23,7 +23,9 @@ class TurnSuspects:
 
     def __init__(self, turns: Iterable[Operation] = (), *, at: float = 0.0) -> None:
         ordered = sorted(turns, key=lambda turn: (turn.attempts, turn.session))
-        self._not_before = {name_cursor(turn.session, TURN): at + compute_stable_seconds(turn.attempts) for turn in ordered}
+        self._not_before = {
+            name_cursor(turn.session, TURN): at + compute_stable_seconds(turn.attempts) for turn in ordered
+        }
 
     @classmethod
     async def find(cls, store: Store, *, at: float) -> TurnSuspects:

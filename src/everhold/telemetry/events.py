@@ -21,6 +21,7 @@ class LogEvent(StrEnum):
     API_SOCKET_REFUSED = "api_socket.refused"
     BACKUP_COMPLETED = "backup.completed"
     BACKUP_FAILED = "backup.failed"
+    BACKUP_INCREMENTED = "backup.incremented"
     CHANNEL_UNKNOWN = "channel.unknown"
     CHAT_ALIAS_ADDED = "chat.alias_added"
     CHAT_HALTED = "chat.halted"

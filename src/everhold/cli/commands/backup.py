@@ -44,9 +44,16 @@ def _print_backup(screen: CommandScreen, made: dict[str, Any]) -> None:
 
 
 def _list_backups(args: argparse.Namespace, screen: CommandScreen) -> int:
-    from everhold.admin.backups import list_copies
+    from everhold.admin.backups import choose_directory, list_copies
+    from everhold.app import load_home_settings
+    from everhold.config import ConfigError
 
-    found = list_copies(find_home(args).backups)  # the files have all information, so no gateway is needed
+    home = find_home(args)
+    try:
+        directory = choose_directory(home, load_home_settings(home, environ=os.environ).backup.directory)
+    except ConfigError:
+        directory = home.backups
+    found = list_copies(directory)  # the files have all information, so no gateway is needed
     if screen.json:
         screen.print_json({"backups": found})
         return 0

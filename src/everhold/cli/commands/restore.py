@@ -23,7 +23,8 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args).create()
     now = SystemClock().now()
     with _lock_home(home):
-        what = backups.plan_restore(home, source=args.source, at=args.at)
+        directory = backups.choose_directory(home, _load_settings(home).backup.directory)
+        what = backups.plan_restore(home, source=args.source, at=args.at, directory=directory)
         result = backups.render_restore_plan(what)
         if args.yes:
             done = backups.restore_store(home, what, now=now, chance=SystemRandomSource())
@@ -33,6 +34,8 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
                 "set_aside": str(done.set_aside) if done.set_aside else None,
                 "stopped_turns": done.stopped_operations,
                 "numbers_left_out": done.skipped_seqs,
+                "salvaged": done.salvaged,
+                "left_out": done.left_out,
             }
     if args.yes:
         result["erased_again"] = asyncio.run(_reapply_erasures(home))
@@ -76,6 +79,8 @@ def _print_restore(screen: CommandScreen, told: dict[str, Any], *, done: bool) -
     screen.print_line(f"  it is {sound}: {held}; up to pos {told['pos']}")
     for line in told["wrong"][:5]:
         screen.print_line(f"  {screen.paint('!', 'red', 'bold')} {format_one_line(line)}")
+    if told["increments"]:
+        screen.print_line(f"  with {format_count(told['increments'], 'increment')} after it")
     if told["damage"]:
         screen.print_line(f"  the present store {'was' if done else 'is'} damaged: {format_one_line(told['damage'])}")
     elif told["takes_back"]:
@@ -92,6 +97,11 @@ def _print_restore(screen: CommandScreen, told: dict[str, Any], *, done: bool) -
         return
     if told["set_aside"]:
         screen.print_line(f"  the previous store: {escape_control(told['set_aside'])}")
+    if told["salvaged"]:
+        taken = format_count(told["salvaged"], "entry", "entries")
+        screen.print_line(f"  {taken} after the copy were taken from the damaged store")
+    for line in told["left_out"]:
+        screen.print_line(f"  {screen.paint('!', 'red', 'bold')} not restored: {format_one_line(line)}")
     if told["erased_again"]:
         screen.print_line(f"  {format_count(told['erased_again'], 'entry', 'entries')} erased again")
     if told["stopped_turns"]:

@@ -158,8 +158,12 @@ def rebuild_derived_rows(cur: apsw.Cursor) -> None:
     }
     reading = cur.connection.cursor()
     for session, seq, kind, op, text in reading.execute(
-        "select session, seq, kind, op, body from entries where body is not null order by pos"
+        "select session, seq, kind, op, body from entries where body is not null or kind = 'heard' order by pos"
     ):
+        if text is None:
+            # An operation may have taken the message before it was erased. If none did, its erasure clears the row.
+            cur.execute("insert into pending(session, seq, asks) values (?, ?, 0)", (session, seq))
+            continue
         try:
             _derive_entry(cur, session, seq, op, decode_body(EntryKind(kind), text))
         except (Conflict, LeaseLost, NotFound):

@@ -120,17 +120,18 @@ class _EntrySalvage:
         """Read the entries one by one, because a damaged page hides only those that are on it."""
         rows: list[_SourceRow] = []
         unreadable = wrong = 0
+        reading = self.source.cursor()
         for pos in range(base_pos + 1, last_pos + 1):
             try:
-                found = self.source.execute(f"select {_COLUMNS} from entries where pos = ?", (pos,)).fetchall()
+                found = fetch_rows(reading, f"select {_COLUMNS} from entries where pos = ?", (pos,))
             except (apsw.Error, UnicodeDecodeError):
                 unreadable += 1
                 self.free_positions.append(pos)
                 continue
             if not found:
                 self.free_positions.append(pos)
-            elif _is_right(row := _SourceRow(*found[0])):
-                rows.append(row)
+            elif isinstance(found[0][1], str) and isinstance(found[0][2], int) and _is_right(_SourceRow(*found[0])):
+                rows.append(_SourceRow(*found[0]))
             else:
                 wrong += 1
                 self.free_positions.append(pos)
