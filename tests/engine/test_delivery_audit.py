@@ -16,7 +16,7 @@ from everhold.core.entries import Heard, Said
 from everhold.errors import Refused
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.testing.fakes import FakeMemoryProvider, FakePlatform
+from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakePlatform
 from everhold.testing.gateway import InProcessGateway
 
 from .store_forger import StoreForger
@@ -62,6 +62,8 @@ class DeliveryScenario:
         gateway.send_message("refused by the memory")
         gateway.send_message("/background look it up")
         gateway.run_until_idle(5)
+        gateway.runtimes.other_models["other"] = FakeModel(name="other")
+        gateway.send_message("/model other")
         gateway.send_message("/branch")
         gateway.send_message("in the branch")
         self.other = gateway.send_message("another chat", chat="elsewhere").session
@@ -185,6 +187,10 @@ def the_budget_of_a_chat_is_lowered(scenario: DeliveryScenario) -> None:
     scenario.damage("update spending set tokens = tokens - 1 where budget like 'chat:%'")
 
 
+def an_older_choice_is_put_back(scenario: DeliveryScenario) -> None:
+    scenario.damage("update sessions set choices = '{}' where choices <> '{}'")
+
+
 def a_receipt_belongs_to_no_session(scenario: DeliveryScenario) -> None:
     scenario.damage("update receipts set session = 'nowhere' where session = ?", scenario.other)
 
@@ -211,6 +217,7 @@ DAMAGE: dict[Callable[[DeliveryScenario], None], tuple[str, str]] = {
     a_budget_is_reset: ("P8", "the budget agent:main booked 1 tokens"),
     the_budget_of_a_person_is_deleted: ("P8", "the budget person:"),
     the_budget_of_a_chat_is_lowered: ("P8", "the budget chat:"),
+    an_older_choice_is_put_back: ("P7", "the setting 'model' was changed"),
     a_receipt_belongs_to_no_session: ("P8", "receipts refers to session 'nowhere'"),
 }
 
