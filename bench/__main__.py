@@ -87,8 +87,8 @@ Absolute numbers apply to this machine only.
 - **Accept in process**: each of many callers has a session, and sends the next message when the last one was accepted.
 - **Telegram**: a stateful fake of the Bot API in the measuring process, and `everhold up` in its own. A reply includes
   typing, a draft and edits. The bare bot is the vendor's client in a loop.
-- **Audit**: each turn of the store has five recalled entries, two receipts and three bookings. The audit runs in a process
-  of its own. Its memory grows with the longest session, not with the store.
+- **Audit**: each turn of the store has five recalled entries, two receipts and three bookings. The audit runs in a
+  process of its own. Its memory grows with the longest session, not with the store.
 - **Drained**: the gateway of the turn rows, in a process of its own, with a context of 100,000 tokens.
 - **Lost of**: messages that arrive while the model holds its answer. For hermes-agent, the messages in its database
   count; for everhold, the messages that a turn consumed, after a restart where there was a stop or a kill.

@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -75,6 +75,7 @@ class _BaseWriter:
         self.path = path
         self.broken: StoreError | None = None
         """Why nothing can be written any more, until the process restarts."""
+        self.long_reads = 0
         self.scrub_needed = False
         """Set by a job that erased data, because that must not remain in the write-ahead log."""
         self.last_pos: int | None = None
@@ -150,6 +151,17 @@ class _BaseWriter:
             return StoreError(f"{self.path} is closed")
         kind = StoreDamaged if isinstance(self.broken, StoreDamaged) else StoreError
         return kind(self.broken.message, remedy=self.broken.remedy)
+
+    @contextlib.contextmanager
+    def allow_long_read(self) -> Iterator[None]:
+        """While the block runs, no commit waits for a long read to end. An erasure then leaves the write-ahead log as
+        it is, and the next commit after the read empties it.
+        """
+        self.long_reads += 1
+        try:
+            yield
+        finally:
+            self.long_reads -= 1
 
     def checkpoint_wal(self) -> None:
         """Copy a long write-ahead log into the database. Empty the log if data was erased."""
@@ -514,7 +526,8 @@ class ThreadWriter(_BaseWriter):
         """Empty the write-ahead log, after waiting for reads that use it. A long read is not waited for twice, because
         all commits would wait, too.
         """
-        self.db.set_busy_timeout(0 if self._skips_scrub_wait else self._lock_wait_ms)
+        is_waiting_useless = self._skips_scrub_wait or self.long_reads > 0
+        self.db.set_busy_timeout(0 if is_waiting_useless else self._lock_wait_ms)
         try:
             self.checkpoint_wal()
         finally:
