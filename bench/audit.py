@@ -42,14 +42,15 @@ SHOWN_ENTRIES = 5
 """Recalled entries in each turn."""
 
 _AUDIT = """
-import asyncio, json, resource, sys, time
+import asyncio, json, sys, time
 from pathlib import Path
+from bench.draining import read_peak_kib
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.seeded_random import SeededRandom
 
 async def main():
     store = SqliteStore.open(Path(sys.argv[1]), chance=SeededRandom())
-    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    idle = read_peak_kib()
     reports = 0
     def count(done, total):
         nonlocal reports
@@ -59,7 +60,7 @@ async def main():
     broken = [it.text for it in found.findings if it.level == "broken"] + found.contradictions
     print(json.dumps({
         "wall": time.monotonic() - started, "cpu": time.process_time() - cpu,
-        "mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 1024,
+        "mb": (read_peak_kib() - idle) / 1024,
         "entries": found.checked.entries, "recalled": found.checked.recalled,
         "items": found.checked.memory_items, "reports": reports, "broken": broken[:3],
     }))
