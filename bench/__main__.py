@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 
 from bench.accept import accept_rows
+from bench.audit import audit_rows
 from bench.bursts import burst_rows
 from bench.compression import compression_rows
 from bench.conditions import ROOT, conditions
 from bench.context import context_rows
+from bench.draining import draining_rows
 from bench.due_cursors import due_cursor_rows
 from bench.fairness import fairness_rows
 from bench.gateway import concurrent_accept_rows, gateway_rows, start_rows
@@ -55,6 +57,8 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "platform-cost": platform_cost_rows,
     "bursts": burst_rows,
     "fairness": fairness_rows,
+    "draining": draining_rows,
+    "audit": audit_rows,
 }
 
 
@@ -87,6 +91,9 @@ Absolute numbers apply to this machine only.
 - **Accept in process**: each of many callers has a session, and sends the next message when the last one was accepted.
 - **Telegram**: a stateful fake of the Bot API in the measuring process, and `everhold up` in its own. A reply includes
   typing, a draft and edits. The bare bot is the vendor's client in a loop.
+- **Audit**: each turn of the store has five recalled entries, two receipts and three bookings. The audit runs in a
+  process of its own. Its memory grows with the longest session, not with the store.
+- **Drained**: the gateway of the turn rows, in a process of its own, with a context of 100,000 tokens.
 - **Lost of**: messages that arrive while the model holds its answer. For hermes-agent, the messages in its database
   count; for everhold, the messages that a turn consumed, after a restart where there was a stop or a kill.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -42,13 +41,19 @@ def measure_drain(directory: Path) -> dict[str, float]:
     return found
 
 
+def read_peak_kib() -> int:
+    """The most memory that this process has had. `getrusage` would include the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
 async def _drain(directory: Path) -> None:
     gateway = InProcessGateway(open_store(directory, synchronous="OFF"))
     async with gateway.open():
-        idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        idle = read_peak_kib()
         await gateway.wait_until_idle()
         left = await gateway.store.count_waiting()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = read_peak_kib()
     print(json.dumps({"mb": (peak - idle) / 1024, "turns": gateway.platform.sent, "left": left}))
 
 

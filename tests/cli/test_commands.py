@@ -276,8 +276,8 @@ def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> N
     assert report["holds"]
     assert report["checked"]["entries"] >= 10
     text = busy.run_in_process("audit").ok().out
-    assert text.count("  holds   ") == 7
-    assert "P7  n/a" in text
+    assert text.count("  holds   ") == 8
+    assert "P7  holds" in text
     assert "no message is answered twice" in text
     assert "sessions:" in text
     one = busy.run_in_process("audit", "agent:main:terminal:dm:audited-one", "--json").ok().json

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from everhold.core.audit import AuditFinding
 from everhold.core.entries import Heard, Said
-from everhold.errors import Refused
+from everhold.errors import Refused, Transient
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.testing.fakes import FakeMemoryProvider, FakePlatform
+from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakePlatform
 from everhold.testing.gateway import InProcessGateway
 
 from .store_forger import StoreForger
@@ -62,6 +62,8 @@ class DeliveryScenario:
         gateway.send_message("refused by the memory")
         gateway.send_message("/background look it up")
         gateway.run_until_idle(5)
+        gateway.runtimes.other_models["other"] = FakeModel(name="other")
+        gateway.send_message("/model other")
         gateway.send_message("/branch")
         gateway.send_message("in the branch")
         self.other = gateway.send_message("another chat", chat="elsewhere").session
@@ -185,6 +187,10 @@ def the_budget_of_a_chat_is_lowered(scenario: DeliveryScenario) -> None:
     scenario.damage("update spending set tokens = tokens - 1 where budget like 'chat:%'")
 
 
+def an_older_choice_is_put_back(scenario: DeliveryScenario) -> None:
+    scenario.damage("update sessions set choices = '{}' where choices <> '{}'")
+
+
 def a_receipt_belongs_to_no_session(scenario: DeliveryScenario) -> None:
     scenario.damage("update receipts set session = 'nowhere' where session = ?", scenario.other)
 
@@ -211,6 +217,7 @@ DAMAGE: dict[Callable[[DeliveryScenario], None], tuple[str, str]] = {
     a_budget_is_reset: ("P8", "the budget agent:main booked 1 tokens"),
     the_budget_of_a_person_is_deleted: ("P8", "the budget person:"),
     the_budget_of_a_chat_is_lowered: ("P8", "the budget chat:"),
+    an_older_choice_is_put_back: ("P7", "the setting 'model' was changed"),
     a_receipt_belongs_to_no_session: ("P8", "receipts refers to session 'nowhere'"),
 }
 
@@ -260,3 +267,49 @@ def test_one_session_is_audited_alone(scenario: DeliveryScenario) -> None:
     all_memory_receipts_are_deleted(scenario)
     report = scenario.gateway.run(scenario.gateway.control.audit_store(scenario.other))
     assert {it.session for it in report.broken_findings} == {scenario.other}
+
+
+# -- no false alarm ----------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_the_schema_before_is_sound_after_its_upgrade(scenario: DeliveryScenario) -> None:
+    scenario.forger.db.execute("alter table cursors drop column start_seq")
+    scenario.forger.db.pragma("user_version", 2)
+    scenario.gateway.crash()
+    scenario.gateway.start()
+    scenario.gateway.assert_sound()
+    one_memory_receipt_is_deleted(scenario)
+    assert any("no receipt, dead letter or reason" in it.text for it in scenario.list_broken())
+
+
+def test_a_memory_answers_only_for_what_was_said_after_it_was_added(gateway: InProcessGateway) -> None:
+    session = gateway.send_message("before").session
+    gateway.runtimes.memories["mem"] = memory = FakeMemoryProvider()
+    gateway.send_message("after")
+    assert len(memory.arrived) == 1
+    gateway.assert_sound()
+    del gateway.runtimes.memories["mem"]  # from the configuration
+    gateway.send_message("without it")
+    gateway.run_until_idle(60)
+    gateway.assert_sound()
+    gateway.run(gateway.control.audit_store(session))
+
+
+def test_an_undone_reply_that_was_never_sent_needs_no_receipt(gateway: InProcessGateway) -> None:
+    gateway.platform.faults.fail_next(Transient("down"), times=3)
+    session = gateway.send_message("hello", rest=False).session
+    gateway.pass_time(0.5)
+    gateway.send_message("/undo", rest=False)
+    gateway.run_until_idle(60)
+    assert not any("You said: hello" in text for text in gateway.list_shown_texts())
+    assert any(isinstance(entry.body, Said) for entry in gateway.read_log(session))
+    gateway.assert_sound()
+
+
+def test_erased_replies_and_messages_need_no_receipt(scenario: DeliveryScenario) -> None:
+    log = scenario.gateway.read_log(scenario.session)
+    scenario.gateway.run(
+        scenario.gateway.control.erase_entries(scenario.session, [it.seq for it in log if it.kind in ("heard", "said")])
+    )
+    scenario.gateway.run_until_idle(5)
+    scenario.gateway.assert_sound()

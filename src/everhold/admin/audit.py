@@ -71,7 +71,8 @@ class AuditReport(Struct, frozen=True, kw_only=True):
             "P4": f"{items}: each has a receipt, a dead letter or a reason; {doubts['P4']:,} in doubt",
             "P5": f"{entries}: messages, replies and notes have an audience; {recalled} were for the people present",
             "P6": f"{sessions}: each begins with a message, a branch or a binding",
-            "P7": "a log cannot show this; tests do",
+            "P7": f"{describe_count(checked.choices, 'setting')} chosen in sessions: the last choice is in force; "
+            "edits of the configuration are not in the log, so only tests check them",
             "P8": f"{entries}: no gap, every digest matches, derived rows and budgets agree",
         }
 

@@ -680,7 +680,7 @@ class AuditCountsView(Struct):
     memory_items: int
     resent: int
     recalled: int
-    configured: int
+    choices: int
 
 
 class AuditResponse(Struct):

@@ -71,8 +71,8 @@ class AuditCounts(Struct, frozen=True, kw_only=True):
     """Items that were sent again after their answer was lost, so they may be there twice."""
     recalled: int = 0
     """Recalled entries whose audience was compared with the people who were shown them."""
-    configured: int = 0
-    """Turns whose settings were compared with those in force."""
+    choices: int = 0
+    """Settings that were chosen in a session."""
 
     def __add__(self, other: AuditCounts) -> AuditCounts:
         return AuditCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})

@@ -14,8 +14,6 @@ MAX_FINDINGS: Final = 20
 """How many findings of one promise are printed. JSON contains all of them, and their whole texts."""
 MAX_TEXT_COLUMNS: Final = 240
 MAX_PLACE_COLUMNS: Final = 120
-_LOG_PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
-"""Promises that can be checked in a log. P7, that a change needs no restart, cannot."""
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -45,8 +43,6 @@ def _print_report(screen: CommandScreen, report: dict[str, Any]) -> None:
         found = [finding for finding in report["findings"] if finding["promise"] == line["promise"]]
         broken = [finding for finding in found if finding["level"] == "broken"]
         mark = screen.paint("holds ", "green") if line["holds"] else screen.paint("BROKEN", "red", "bold")
-        if line["promise"] not in _LOG_PROMISES:
-            mark = screen.paint("n/a   ", "dim")
         doubts = screen.paint(f" · {format_count(line['doubts'], 'doubt')}", "yellow") if line["doubts"] else ""
         screen.print_line(f"{screen.paint(line['promise'], 'bold')}  {mark}  {line['text']}{doubts}")
         screen.print_line(screen.paint(f"      {line['evidence']}", "dim"))

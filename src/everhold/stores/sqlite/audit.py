@@ -110,8 +110,16 @@ class _SnapshotAuditor:
         self.findings += log.findings
         self.checked += log.count_checked()
         if not log.is_cut_off:
+            self._check_choices(rows)
             self.checked += self._check_deliveries(id, deliveries)
             self.findings += deliveries.findings
+
+    def _check_choices(self, rows: verify.SessionVerifier) -> None:
+        outdated, count = rows.list_outdated_choices(self.cur)
+        for name in outdated:
+            text = f"the setting {name!r} was changed, but another value is in force"
+            self.findings.append(AuditFinding(promise="P7", session=rows.id, text=text))
+        self.checked += AuditCounts(choices=count)
 
     def _count_entry(self) -> None:
         self._done += 1

@@ -538,7 +538,11 @@ class SqliteStore:
     async def audit(
         self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
     ) -> StoreAudit:
-        return await self._read_in_thread(lambda db: audit.audit_snapshot(db, session, report_progress))
+        with self.writer.allow_long_read():
+            found = await self._read_in_thread(lambda db: audit.audit_snapshot(db, session, report_progress))
+        if self.writer.scrub_needed:
+            await self.ping_writer()  # an erasure meanwhile could not empty the write-ahead log
+        return found
 
     async def make_backup(self, target: Path) -> Path:
         """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""

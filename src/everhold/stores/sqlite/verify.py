@@ -190,6 +190,16 @@ class SessionVerifier:
             dedup=dedup,
         )
 
+    def list_outdated_choices(self, cur: apsw.Cursor) -> tuple[list[str], int]:
+        """Return the settings of the session that are in force although the log chose another value, and how many it
+        chose.
+        """
+        stored: dict[str, str] = msgspec.json.decode(
+            cur.execute("select choices from sessions where id = ?", (self.id,)).get or "{}"
+        )
+        chosen = self._rebuilt.choices
+        return [name for name in chosen if self._is_complete and stored.get(name, "") != chosen[name]], len(chosen)
+
     def finish(self, cur: apsw.Cursor) -> list[str]:
         """Return one line for each contradiction."""
         id, found, rebuilt = self.id, self._found, self._rebuilt

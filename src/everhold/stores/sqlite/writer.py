@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -78,6 +78,7 @@ class _BaseWriter:
         self._page_bytes: int = db.pragma("page_size")
         self.broken: StoreError | None = None
         """Why nothing can be written any more, until the process restarts."""
+        self.long_reads = 0
         self.scrub_needed = False
         """Set by a job that erased data, because that must not remain in the write-ahead log."""
         self.last_pos: int | None = None
@@ -162,6 +163,17 @@ class _BaseWriter:
     def _report_missing(self, change: str) -> None:
         assert self._files is not None
         self.broken = self._files.build_error(change, last_pos=self.last_pos)
+
+    @contextlib.contextmanager
+    def allow_long_read(self) -> Iterator[None]:
+        """While the block runs, no commit waits for a long read to end. An erasure then leaves the write-ahead log as
+        it is, and the next commit after the read empties it.
+        """
+        self.long_reads += 1
+        try:
+            yield
+        finally:
+            self.long_reads -= 1
 
     def checkpoint_wal(self) -> None:
         """Copy a long write-ahead log into the database. Empty the log if data was erased."""
@@ -551,7 +563,8 @@ class ThreadWriter(_BaseWriter):
         """Empty the write-ahead log, after waiting for reads that use it. A long read is not waited for twice, because
         all commits would wait, too.
         """
-        self.db.set_busy_timeout(0 if self._skips_scrub_wait else self._lock_wait_ms)
+        is_waiting_useless = self._skips_scrub_wait or self.long_reads > 0
+        self.db.set_busy_timeout(0 if is_waiting_useless else self._lock_wait_ms)
         try:
             self.checkpoint_wal()
         finally:

@@ -12,7 +12,6 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from everhold.core.audit import audit_session
 from everhold.core.consumers import memory_consumer, platform_consumer
 from everhold.core.entries import (
     Began,
@@ -151,7 +150,9 @@ async def read_store(
     path = home / name
     store = SqliteStore.open(path, chance=_NoRandomSource())
     try:
-        problems = [f"the store is inconsistent: {text}" for text in await store.verify()]
+        audited = await store.audit()
+        problems = [f"the store is inconsistent: {text}" for text in audited.contradictions]
+        problems += [f"audit, {f.promise}: {f.text} ({f.session})" for f in audited.findings if f.level == "broken"]
         logs: list[SessionHistory] = []
         receipts: dict[str, Receipt] = {}
         after = ""
@@ -160,8 +161,6 @@ async def read_store(
                 entries = await store.list_entries(session.id)
                 logs.append(SessionHistory(session.id, entries, await store.list_operations(session.id)))
                 receipts |= {f"{r.consumer} {r.key}": r for r in await store.list_receipts(session.id)}
-                findings, _ = audit_session(session.id, entries)
-                problems += [f"audit, {f.promise}: {f.text} ({f.session})" for f in findings if f.level == "broken"]
             after = page[-1].id
         dead_letters = await store.list_dead_letters(state="")
         directory = await store.get_people()
