@@ -61,6 +61,7 @@ MEMBER_ROUTES = """
     POST /api/messages, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
     GET /api/sessions/{id}/entries, GET /api/sessions/{id}/context, GET /api/sessions/{id}/addresses,
     POST /api/sessions/{id}/undo, POST /api/sessions/{id}/stop, POST /api/sessions/{id}/compress, POST /api/notes,
+    GET /api/sessions/{id}/pins, POST /api/sessions/{id}/pin, POST /api/sessions/{id}/unpin,
     GET /api/sessions/{id}/compressions, GET /api/sessions/{id}/compressions/{op}/diff, GET /api/sessions/{id}/why,
     GET /api/memory/search, GET /api/schedules, POST /api/schedules/{id}/delete, POST /v1/chat/completions,
     POST /v1/responses, GET /v1/models, GET /v1/models/{id}, GET /openapi.json, POST /api/logout, GET /api/logins,

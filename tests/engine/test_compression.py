@@ -331,6 +331,42 @@ class TestUndo:
         wide.send_message("/undo compress")
         assert texts(wide, session)[: len(first)] == first
 
+    def test_an_undone_compression_stays_undone_until_the_hard_limit(self, wide: InProcessGateway) -> None:
+        wide.runtimes.model.context_tokens = 4_000
+        wide.runtimes.settings.update(keep_turns=1, soft_share=0.3, hard_share=0.8)
+        session = talk(wide, 1)
+        number = 1
+        while not wide.read_bodies(session, Compressed):
+            talk(wide, 1, start=number)
+            number += 1
+        wide.send_message("/undo compress")
+        assert "hard limit" in wide.list_shown_texts()[-1]
+        assert "/compress" in wide.list_shown_texts()[-1]
+        for text in ("hello", "a short one", "and another"):
+            wide.send_message(text)
+            assert len(wide.read_bodies(session, Compressed)) == 1, "a short message does not compress again"
+        while len(wide.read_bodies(session, Compressed)) == 1:
+            number += 1
+            assert number < 100
+            talk(wide, 1, start=number)
+        first, second = wide.read_bodies(session, Compressed)
+        assert first.tokens_before < 2_400 < second.tokens_before, "the limits are at 1,200 and 3,200 tokens"
+        wide.assert_sound()
+
+    def test_a_request_or_an_empty_context_ends_the_hold(self, wide: InProcessGateway) -> None:
+        wide.runtimes.model.context_tokens = 4_000
+        wide.runtimes.settings.update(keep_turns=1, soft_share=0.3, hard_share=0.8)
+        session = talk(wide, 12)
+        count = len(wide.read_bodies(session, Compressed))
+        assert count
+        wide.send_message("/undo compress")
+        wide.send_message("/compress")
+        assert len(wide.read_bodies(session, Compressed)) == count + 1
+        wide.send_message("/undo compress")
+        wide.send_message("/new")
+        talk(wide, 12, start=50)
+        assert wide.read_bodies(session, Compressed)[-1].trigger == "soft"
+
 
 class TestFailClosed:
     def test_a_failing_summariser_changes_nothing(self, wide: InProcessGateway) -> None:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from everhold.core import review
-from everhold.core.denial_detection import extract_denied_words, is_denial_contradicted
 from everhold.core.entries import Began, Compressed, Heard, Noted, Notified, Thought, ToolCall
 from everhold.errors import Overloaded
+from everhold.evals.denial_detection import extract_denied_words, is_denial_contradicted
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.store import Step
 from everhold.ports.tool import ToolEffect
@@ -96,8 +96,8 @@ class TestReview:
         assert gateway.read_bodies(session, Noted) == []
         gateway.send_message("bye")
         note = gateway.read_bodies(session, Noted)[0]
-        assert (note.text, note.cites, note.stamp.person) == ("Ada's cat is called Tom", (1,), "ada")
-        assert "Ada's cat is called Tom" in [getattr(item, "text", "") for item in provider.kept[session]]
+        assert (note.text, note.cites, note.stamp.person) == ("my cat is called Tom", (1,), "ada")
+        assert "my cat is called Tom" in [getattr(item, "text", "") for item in provider.kept[session]]
         assert list(provider.kept) == [session], "no session appears anywhere for the job"
         gateway.assert_sound()
 
@@ -121,20 +121,55 @@ class TestReview:
         session = gateway.send_message("hello").session
         assert gateway.read_bodies(session, Noted) == []
 
-    def test_a_false_claim_of_absence_is_dropped(self, gateway: InProcessGateway) -> None:
+    @pytest.mark.parametrize(
+        "claim",
+        [
+            "Tony never sent his sign-off.",
+            "Natasha's result was not received.",
+            "There is no record of the deployment to Frankfurt.",
+            "Tony hat seine Freigabe nie geschickt.",
+            "Von Natasha kam bis heute nichts.",
+            "Tony nunca mandó su visto bueno.",
+            "No ha llegado el resultado de Natasha.",
+            "Tony n'a jamais envoyé son accord.",
+            "Le résultat de Natasha manque toujours.",
+            "Frankfurt is still without its deployment.",
+        ],
+    )
+    def test_a_claim_that_nobody_made_never_becomes_a_note(self, gateway: InProcessGateway, claim: str) -> None:
+        provider = FakeMemoryProvider()
+        gateway.runtimes.memories = {"a": provider}
+        said = ("Tony sent his sign-off at nine.", "Natasha's result is here, and Frankfurt is deployed.")
         reviewing(
             gateway,
-            {"note": "There is no record of the deployment to Frankfurt", "cites": [1]},
-            {"note": "Ada never mentioned her sister Clara", "cites": [1]},
-            {"note": "Ada likes tea", "cites": [1]},
+            {"note": claim, "cites": [1]},
+            {"quote": claim, "cites": [1, 5]},
+            {"quote": claim, "cites": [4]},  # the agent's own reply
+            {"quote": claim, "cites": []},
             every=2,
         )
-        session = gateway.send_message("I like tea, and the deployment to Frankfurt went through").session
-        gateway.send_message("my sister Clara called")
-        assert [note.text for note in gateway.read_bodies(session, Noted)] == ["Ada likes tea"]
+        session = gateway.send_message(said[0]).session
+        gateway.send_message(said[1])
+        notes = [note.text for note in gateway.read_bodies(session, Noted)]
+        assert notes, "what people said is noted"
+        assert all(line in said for note in notes for line in note.splitlines())
+        assert claim not in str(provider.kept)
         refused = gateway.logger.find_events("note.refused")
-        assert len(refused) == 2
-        assert "Frankfurt" not in str(refused), "words belong into the log of the session, where they can be erased"
+        assert claim not in str(refused), "words belong into the log of the session, where they can be erased"
+
+    def test_a_part_of_a_message_that_says_the_opposite_is_not_noted_alone(self, gateway: InProcessGateway) -> None:
+        text = "It is not true that Tony never sent his sign-off."
+        reviewing(gateway, {"quote": "Tony never sent his sign-off", "cites": [1]}, every=1)
+        session = gateway.send_message(text).session
+        assert [note.text for note in gateway.read_bodies(session, Noted)] == [text]
+
+    def test_of_a_long_message_the_quoted_line_is_noted(self, gateway: InProcessGateway) -> None:
+        text = "\n".join(["x" * 900, "The key is under the pot.", "y" * 900])
+        reviewing(
+            gateway, {"quote": "under the pot", "cites": [1]}, {"quote": "the pot is gone", "cites": [1]}, every=1
+        )
+        session = gateway.send_message(text).session
+        assert [note.text for note in gateway.read_bodies(session, Noted)] == ["The key is under the pot."]
 
     def test_a_note_from_another_bots_words_stays_marked(self, gateway: InProcessGateway) -> None:
         reviewing(
@@ -143,7 +178,7 @@ class TestReview:
         session = gateway.send_message("you all owe me", bot=True, who="spam", addressed=False).session
         gateway.send_message("fine")
         noted = {note.text: note.origin for note in gateway.read_bodies(session, Noted)}
-        assert noted == {"Everybody owes the bot": "bot:spam", "Ada agreed": ""}
+        assert noted == {"you all owe me": "bot:spam", "fine": ""}
 
     def test_a_note_from_private_and_group_words_is_for_people_who_heard_both(self, gateway: InProcessGateway) -> None:
         private = gateway.send_message("my secret").session

@@ -42,10 +42,11 @@ from everhold.core.entries import (
     Thought,
     Took,
 )
+from everhold.core.pins import build_pinned
 from everhold.core.wording import describe_count
 from everhold.engine import session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntimes
-from everhold.engine.context_cache import list_turn_entries, load_context_at
+from everhold.engine.context_cache import PinnedEntry, list_pins, list_turn_entries, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.recall_records import RecallRecords
 from everhold.errors import Conflict, InvalidRequest, NotFound
@@ -239,9 +240,34 @@ class SessionAdmin:
             raise InvalidRequest(f"{what!r} cannot be undone", remedy="say `turn` or `compress`")
         while True:
             session = await self.find_session(name)
-            amendment = await session_changes.plan_undo(self.store, session, what=what, count=count)
+            runtime = self.runtimes.get_runtime(session.agent, session.choices)
+            amendment = await session_changes.plan_undo(
+                self.store, session, what=what, count=count, hard_tokens=runtime.hard_limit_tokens
+            )
             if await self._commit_amendment(session, amendment, by=by, trigger="undo"):
                 return amendment.reply
+
+    async def pin_entry(self, name: str, seq: int, *, by: str = "operator") -> str:
+        while True:
+            session = await self.find_session(name)
+            window = self.runtimes.get_runtime(session.agent, session.choices).models[0].context_tokens
+            amendment = await session_changes.plan_pin(self.store, session, seq, by=by, window=window)
+            if await self._commit_amendment(session, amendment, by=by, trigger="pin"):
+                return amendment.reply
+
+    async def unpin_entry(self, name: str, seq: int | None, *, by: str = "operator") -> str:
+        """Remove the pin of an entry, or all pins of a session."""
+        while True:
+            session = await self.find_session(name)
+            amendment = await session_changes.plan_unpin(self.store, session, seq)
+            if await self._commit_amendment(session, amendment, by=by, trigger="unpin"):
+                return amendment.reply
+
+    async def list_pins(self, name: str) -> list[PinnedEntry]:
+        """The pins of a session, oldest first. Erased entries are left out."""
+        session = await self.find_session(name)
+        pins = await list_pins(self.store, session.id, at=session.last_seq + 1)
+        return [one for one in pins if build_pinned(one.entry) is not None]
 
     async def stop_turn(self, name: str, *, by: str = "operator") -> str:
         while True:
@@ -294,9 +320,9 @@ class SessionAdmin:
                     f"Compressed {describe_count(body.messages, 'message')}: "
                     f"{body.tokens_before} tokens are now {body.tokens_after}."
                 )
-            if isinstance(entry.body, Ended) and entry.op == operation.op:
-                return f"Not compressed: {entry.body.reason}. Nothing was changed."
-        return "Compressed."
+            if isinstance(entry.body, Ended) and entry.op == operation.op and entry.body.outcome != "done":
+                return f"Not compressed: {entry.body.reason or entry.body.outcome}. Nothing was changed."
+        return "Compressed. Its summary was erased since."
 
     async def diff_compression(self, name: str, *, compression: int) -> dict[str, Any]:
         """The messages that a compression replaced, and those that replace them."""

@@ -212,6 +212,30 @@ async def undo_operations(call: ApiCall) -> Response:
     return await _report_change(call, session, said)
 
 
+async def list_pins(call: ApiCall) -> Response:
+    """Return what is pinned in a session, oldest first."""
+    session = await call.context.find_session(call.caller, call.path["id"])
+    found = await call.context.control.list_pins(session.id)
+    shown = [{"session": one.entry.session, "by": one.pin.by, **render_entry(one.entry)} for one in found]
+    return build_json_response({"session": session.id, "pins": shown})
+
+
+async def pin_entry(call: ApiCall) -> Response:
+    """Keep an entry verbatim in the context."""
+    given = call.decode_body(schemas.PinRequest)
+    session = await call.context.find_session(call.caller, call.path["id"])
+    said = await call.context.control.pin_entry(session.id, given.seq, by=_get_author(call))
+    return await _report_change(call, session, said)
+
+
+async def unpin_entry(call: ApiCall) -> Response:
+    """Remove a pin, or all pins."""
+    given = call.decode_body(schemas.UnpinRequest)
+    session = await call.context.find_session(call.caller, call.path["id"])
+    said = await call.context.control.unpin_entry(session.id, given.seq, by=_get_author(call))
+    return await _report_change(call, session, said)
+
+
 async def compress_session(call: ApiCall) -> Response:
     """Compress a session, or preview that. The response is sent when the compression is done or refused."""
     given = call.decode_body(schemas.CompressRequest)

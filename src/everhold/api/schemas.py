@@ -57,6 +57,18 @@ class UndoRequest(Struct, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=1000, description="The number of turns.")] = 1
 
 
+class PinRequest(Struct, forbid_unknown_fields=True):
+    """Which entry to pin."""
+
+    seq: Annotated[int, Meta(ge=1, description="The entry's `seq`.")]
+
+
+class UnpinRequest(Struct, forbid_unknown_fields=True):
+    """Which pin to remove."""
+
+    seq: Annotated[int, Meta(ge=1, description="The pinned entry's `seq`; without it, all pins.")] | None = None
+
+
 class CompressRequest(Struct, forbid_unknown_fields=True):
     """How to compress a session."""
 
@@ -534,6 +546,18 @@ class SearchHitView(EntryView):
 
 class SearchResponse(Struct):
     hits: list[SearchHitView]
+
+
+class PinView(EntryView):
+    """A pinned entry. `by` is who pinned it."""
+
+    session: str
+    by: str
+
+
+class PinListResponse(Struct):
+    session: str
+    pins: list[PinView]
 
 
 class CompressionView(EntryView):

@@ -80,6 +80,15 @@ class ApiClient:
     async def undo_operations(self, name: str, *, what: str, count: int) -> dict[str, Any]:
         return await self._post(f"{await self._find_path(name)}/undo", what=what, count=count)
 
+    async def list_pins(self, name: str) -> dict[str, Any]:
+        return await self._get(f"{await self._find_path(name)}/pins")
+
+    async def pin_entry(self, name: str, seq: int) -> dict[str, Any]:
+        return await self._post(f"{await self._find_path(name)}/pin", seq=seq)
+
+    async def unpin_entry(self, name: str, seq: int | None) -> dict[str, Any]:
+        return await self._post(f"{await self._find_path(name)}/unpin", seq=seq)
+
     async def compress_session(self, name: str, *, keep: int | None, focus: str, preview: bool) -> dict[str, Any]:
         return await self._post(f"{await self._find_path(name)}/compress", keep=keep, focus=focus, preview=preview)
 

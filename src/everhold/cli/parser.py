@@ -427,6 +427,7 @@ def _add_eval_commands(commands: _CommandGroup) -> None:
 
 def _add_changing_commands(commands: _CommandGroup) -> None:
     _add_undo_commands(commands)
+    _add_pin_commands(commands)
     _add_compress_command(commands)
     memory = commands.add_group("memory", "search, explain and manage what is remembered", module="memory")
     _add_memory_queries(memory)
@@ -452,6 +453,30 @@ def _add_undo_commands(commands: _CommandGroup) -> None:
         "-n", dest="count", type=_parse_number, default=1, metavar="N", help="the number of turns (default: 1)"
     )
     _add_name_argument(commands.add_command("stop", "stop the running turn of a session", module="undo"))
+
+
+def _add_pin_commands(commands: _CommandGroup) -> None:
+    pin = commands.add_command(
+        "pin",
+        "keep an entry in a session's context word for word",
+        ("everhold pin last 12", "entry 12 stays, whatever is compressed"),
+        module="pins",
+        about="Keeps an entry in a session's context word for word, whatever is compressed. The pins of a session may\n"
+        "take 2,000 tokens, and at most an eighth of the model's window. Exits 1 if nothing was pinned.",
+    )
+    _add_name_argument(pin)
+    pin.add_argument("entry", type=_parse_number, metavar="N", help="the number of the entry")
+    unpin = commands.add_command(
+        "unpin",
+        "remove a pin, or all pins of a session",
+        ("everhold unpin last 12", ""),
+        ("everhold unpin last --all", "remove all pins"),
+        module="pins",
+    )
+    _add_name_argument(unpin)
+    unpin.add_argument("entry", nargs="?", type=_parse_number, metavar="N", help="the number of the pinned entry")
+    unpin.add_argument("--all", action="store_true", help="remove all pins of the session")
+    _add_name_argument(commands.add_command("pins", "list what is pinned in a session", module="pins"))
 
 
 def _add_compress_command(commands: _CommandGroup) -> None:

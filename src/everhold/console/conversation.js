@@ -63,12 +63,12 @@ function Row({ row, agent }) {
   switch (row.kind) {
     case "heard":
       return html`<li class=${`person${undone}`}>
-        <p class="by">${row.author}</p>
+        <p class="by">${row.author}${row.pinned && " · pinned"}</p>
         <div class="text"><p class="plain">${row.text}</p></div>
       </li>`;
     case "said":
       return html`<li class=${`agent${undone}`}>
-        <p class="by">${agent}</p>
+        <p class="by">${agent}${row.pinned && " · pinned"}</p>
         <${Markdown} text=${row.text} />
       </li>`;
     case "notified":
@@ -152,16 +152,19 @@ export function useFollow(end, grown) {
 export function listRows(entries) {
   const undone = new Set();
   const taken = new Map(); // heard seq -> operation
-  for (const { kind, body, op } of entries) {
+  const pins = new Map(); // operation of a pin -> the pinned seq
+  for (const { kind, body, op, seq } of entries) {
     if (kind === "changed" && body?.change?.type === "operations_undone") body.change.ops.forEach((gone) => undone.add(gone));
+    if (kind === "changed" && body?.change?.type === "entry_pinned" && !body.change.session) pins.set(seq, body.change.seq);
     if (kind === "began" || kind === "took") body?.takes?.forEach((seq) => taken.set(seq, op));
   }
+  const pinned = new Set([...pins].filter(([op]) => !undone.has(op)).map(([, seq]) => seq));
   const rows = [];
   for (const entry of entries) {
     const text = renderText(entry);
     if (text === null) continue;
     const op = entry.kind === "heard" ? taken.get(entry.seq) : entry.op;
-    rows.push({ seq: entry.seq, kind: entry.kind, text, undone: undone.has(op), author: entry.author.replace(/^person:(local:|http:)?/, "") });
+    rows.push({ seq: entry.seq, kind: entry.kind, text, undone: undone.has(op), pinned: pinned.has(entry.seq), author: entry.author.replace(/^person:(local:|http:)?/, "") });
   }
   return rows;
 }
@@ -183,7 +186,7 @@ function renderText({ kind, body }) {
     case "ended":
       return ["failed", "stopped", "interrupted"].includes(body.outcome) ? `${body.outcome}${body.reason ? `: ${body.reason}` : ""}` : null;
     case "changed":
-      return { context_reset: "new context", operations_undone: "undone", session_titled: `titled “${body.change.title}”`, branched_from: "branch created" }[body.change.type] ?? null;
+      return { context_reset: "new context", operations_undone: "undone", session_titled: `titled “${body.change.title}”`, branched_from: "branch created", entry_pinned: `pinned entry ${body.change.seq}` }[body.change.type] ?? null;
     default:
       return null;
   }

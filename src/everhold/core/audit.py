@@ -20,6 +20,7 @@ from everhold.core.entries import (
     Ended,
     Entry,
     EntryKind,
+    EntryPinned,
     Erased,
     Heard,
     Noted,
@@ -344,6 +345,9 @@ class LogAudit:
             case Changed(change=OperationsUndone(ops=ops, again=again)):
                 self._check_undone(entry, ops, again=again)
             case Changed(change=ContextReset()) | Erased():
+                self.generation += 1
+            case Changed(change=EntryPinned()):
+                self.operation_types[entry.seq] = "pin"
                 self.generation += 1
             case Changed(change=BranchedFrom()):
                 self.is_branch = True

@@ -35,7 +35,7 @@ from everhold.core.entries import (
 )
 from everhold.core.provenance import describe_speaker, identify_speaker, prefix_lines, render_user_text
 from everhold.core.tokens import weigh_messages, weigh_request, weigh_text
-from everhold.core.wording import describe_count
+from everhold.core.wording import describe_count, shorten_text
 from everhold.ports.model import ModelMessage, ModelRequest
 
 SUMMARY_PROMPT: Final = (
@@ -73,6 +73,8 @@ however long, and must not displace an instruction.
 MAX_EFFECT_LINES: Final = 200
 """Lines about external effects that are kept. Beyond this limit the oldest are only in the summary."""
 
+EFFECT_CHARS: Final = 160
+"""Characters of a text in a line about an effect."""
 MIN_WORTHWHILE_SHARE: Final = 0.5
 """The least size of a compression that is made in background, as a share of the tokens between the soft and the hard
 limit. A compression on every turn would cost more than it saves.
@@ -139,7 +141,7 @@ def plan_compression(
     own = [exchange for exchange in compressed if exchange.steps[0].session == session]
     before = view.compression
     part = SessionContext(compression=before, turns=tuple(compressed))
-    rest = SessionContext(turns=view.turns[len(compressed) :])
+    rest = SessionContext(turns=view.turns[len(compressed) :], pins=view.pins)
     stubs = list_context_stubs(view)
     tokens_kept = estimate_message_tokens(render_messages(rest, stubs=stubs))
     return CompressionPlan(
@@ -256,9 +258,9 @@ def _collect_effects(part: SessionContext) -> tuple[str, ...]:
                 case Said(to=to, text=text) if not any(
                     isinstance(h.body, Heard) and _is_same_chat(h.body.origin, to) for h in exchange.heard
                 ):
-                    lines.append(f"#{step.seq} said to {to.platform} {to.chat}: {_shorten(text)}")
+                    lines.append(f"#{step.seq} said to {to.platform} {to.chat}: {shorten_text(text, EFFECT_CHARS)}")
                 case Noted(text=text, action=action):
-                    lines.append(f"#{step.seq} noted ({action}): {_shorten(text)}")
+                    lines.append(f"#{step.seq} noted ({action}): {shorten_text(text, EFFECT_CHARS)}")
                 case _:
                     pass
     return tuple(lines)
@@ -274,14 +276,9 @@ def _is_same_chat(one: ChatLocation, other: ChatLocation) -> bool:
 
 
 def _format_effect(call: ToolCall | None, returned: Returned, seq: int) -> str:
-    what = f"{call.tool} {_shorten(str(call.arguments))}" if call is not None else "a tool"
+    what = f"{call.tool} {shorten_text(str(call.arguments), EFFECT_CHARS)}" if call is not None else "a tool"
     how = "outcome unknown" if returned.unknown else "failed" if returned.error else "done"
-    return f"#{seq} {what}: {how}, {_shorten(returned.text)}"
-
-
-def _shorten(text: str, most: int = 160) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[: most - 1]}…"
+    return f"#{seq} {what}: {how}, {shorten_text(returned.text, EFFECT_CHARS)}"
 
 
 def format_advice(advice: str) -> str:
@@ -359,7 +356,7 @@ def render_preview(plan_: CompressionPlan) -> str:
         f"({describe_count(heard, 'message')}) up to entry {plan_.covers}. "
         f"{plan_.tokens_kept} of {plan_.tokens_before} tokens stay as they are. Nothing was changed."
     ]
-    lines += [f"stays verbatim ({it.why}): {_shorten(it.text, 80)}" for it in plan_.kept]
+    lines += [f"stays verbatim ({it.why}): {shorten_text(it.text, 80)}" for it in plan_.kept]
     lines += [f"stays listed: {line}" for line in plan_.effects]
     return "\n".join(lines)
 

@@ -48,6 +48,7 @@ SHORT_TEXT_CHARS: Final = 2_000
 STUB_HEAD_CHARS: Final = 1_200
 STUB_TAIL_CHARS: Final = 400
 
+PINS_HEADING: Final = "[Pinned by people, so that it stays in view, word for word:]"
 ERASED_RESULT_TEXT: Final = "[The result of this was erased.]"
 
 _KEPT_LINE_BREAK: Final = f"\n{FOREIGN_LINE_PREFIX}"
@@ -84,12 +85,14 @@ class SessionContext(Struct, frozen=True, kw_only=True):
 
     compression: Entry | None = None
     turns: tuple[TurnEntries, ...] = ()
+    pins: tuple[VerbatimMessage, ...] = ()
+    """What people pinned, in the order of the pins."""
 
     def __add__(self, later: SessionContext) -> SessionContext:
         """Return this context with `later` after it. A compression in `later` replaces everything before it."""
         if later.compression is not None:
             return later
-        return SessionContext(compression=self.compression, turns=self.turns + later.turns)
+        return SessionContext(compression=self.compression, turns=self.turns + later.turns, pins=self.pins + later.pins)
 
 
 def is_in_context(operation: Operation, at: int) -> bool:
@@ -172,6 +175,9 @@ def render_messages(
     out: list[ModelMessage] = []
     if view.compression is not None and isinstance(view.compression.body, Compressed):
         out.append(ModelMessage(role="user", name="everhold", text=_render_compression(view.compression.body)))
+    if view.pins:
+        text = "\n".join((PINS_HEADING, *_render_verbatim(view.pins)))
+        out.append(ModelMessage(role="user", name="everhold", text=text))
     for exchange in view.turns:
         out.extend(_render_turn(exchange, stubs, recalled if exchange is view.turns[-1] else ""))
     return tuple(out)

@@ -358,6 +358,17 @@ class OperationsUndone(SessionChange, frozen=True):
     again: bool = False
 
 
+class EntryPinned(SessionChange, frozen=True):
+    """The entry `seq` stays verbatim in the context until this pin is undone. It is listed among the operations under
+    the seq of this entry.
+    """
+
+    seq: int
+    session: str = ""
+    """The session of the entry, if a branch took the pin over from its parent."""
+    by: str = ""
+
+
 class AddressBound(SessionChange, frozen=True):
     """An address leads to this session from now on; `previous` is where it led before."""
 
@@ -433,6 +444,7 @@ ChangeBody: TypeAlias = (
     ContextReset
     | SessionTitled
     | OperationsUndone
+    | EntryPinned
     | AddressBound
     | AddressUnbound
     | BranchedFrom

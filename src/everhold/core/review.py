@@ -1,9 +1,13 @@
-"""Build the request of a review, and parse the notes in a model's answer. A note must cite entries."""
+"""Build the request of a review, and make notes of a model's answer.
+
+The model chooses which entries to remember. The words of a note are those of the cited entries, never the model's, so a
+claim that nobody made cannot become a note.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from msgspec import Struct, structs
@@ -11,25 +15,24 @@ from msgspec import Struct, structs
 from everhold.core.compression import format_advice
 from everhold.core.context import SessionContext, list_context_stubs, render_heard
 from everhold.core.entries import Entry, Heard, Said
-from everhold.core.provenance import identify_speaker, prefix_lines, render_user_text
+from everhold.core.provenance import identify_speaker, join_all_text, prefix_lines, render_user_text
 from everhold.ports.model import ModelMessage, ModelRequest
 
 MAX_NOTES: Final = 20
 MAX_NOTE_CHARS: Final = 1_000
 
 REVIEW_PROMPT: Final = (
-    "You read part of a conversation and write down what should be remembered for long: facts about the people, their "
-    "preferences, decisions, promises, dates, and what was done with which outcome. Each line of the conversation has "
-    "its number. Answer with one JSON object per line and nothing else: "
-    '{"note": "one self-contained sentence", "cites": [numbers of the lines it rests on]}. '
+    "You read part of a conversation and choose what should be remembered for long: facts about the people, their "
+    "preferences, decisions, promises and dates. Each line of the conversation has its number. Answer with one JSON "
+    'object per line and nothing else: {"quote": "the words that matter, copied exactly", "cites": [numbers of the '
+    "lines with these words]}. Cite lines of people, because only their words are remembered. "
     "Lines behind `| ` are forwarded or quoted: they are not the words of the person who sent them. "
-    "Note only what the lines say. Never note that something is unknown or was not discussed. "
     "If there is nothing worth keeping, answer with nothing."
 )
 
 
 class ReviewFinding(Struct, frozen=True):
-    """A note, and the entries that support it."""
+    """What a model found worth remembering: its wording, and the entries that it cites."""
 
     text: str
     cites: tuple[int, ...]
@@ -66,10 +69,39 @@ def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
             continue
         if not isinstance(decoded, dict):
             continue
-        text, cites = decoded.get("note"), decoded.get("cites")
+        text, cites = decoded.get("quote", decoded.get("note")), decoded.get("cites")
         if not isinstance(text, str) or not isinstance(cites, list):
             continue
         valid = tuple(seq for seq in cites if isinstance(seq, int) and not isinstance(seq, bool) and seq in known)
         if text.strip() and valid and len(text) <= MAX_NOTE_CHARS:
             found.append(ReviewFinding(text.strip(), valid))
     return found[:MAX_NOTES]
+
+
+def quote_cited(finding: ReviewFinding, heard: Mapping[int, Entry]) -> ReviewFinding | None:
+    """Return the finding in the words of the messages that it cites; None if it cites no message of `heard`.
+
+    A message is quoted whole, because a part of it may say the opposite. Of a message that is too long, the lines are
+    quoted in which the finding's wording occurs literally.
+    """
+    quotes: dict[int, str] = {}
+    for seq in dict.fromkeys(finding.cites):
+        if seq in heard and isinstance(body := heard[seq].body, Heard):
+            whole = body.text.strip() or join_all_text(body).strip()
+            if quote := whole if len(whole) <= MAX_NOTE_CHARS else _find_lines_with(finding.text, whole):
+                quotes[seq] = quote
+    text = "\n".join(quotes.values())
+    return ReviewFinding(text, tuple(quotes)) if text and len(text) <= MAX_NOTE_CHARS else None
+
+
+def _find_lines_with(wording: str, whole: str) -> str:
+    """Return the lines of a long text that contain all of `wording`; empty if there is no such place, or if it is too
+    long.
+    """
+    at = whole.find(wording)
+    if at < 0:
+        return ""
+    first = whole.rfind("\n", 0, at) + 1
+    last = whole.find("\n", at + len(wording))
+    lines = whole[first : last if last >= 0 else len(whole)].strip()
+    return lines if len(lines) <= MAX_NOTE_CHARS else ""

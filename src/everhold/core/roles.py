@@ -145,6 +145,7 @@ _FORGET: Final = RoleCell(_S, others=_O)
 _NOWHERE: Final = RoleCell(None)
 _MATERIAL: Final = RoleCell(_K, below="kept as material")
 _CHANGE: Final = RoleCell(_M, others=_O)
+_PIN: Final = RoleCell(_M, others=_O)
 
 COMMAND_ROLES: Final[Mapping[str, RoleRow]] = MappingProxyType(
     {
@@ -162,6 +163,9 @@ COMMAND_ROLES: Final[Mapping[str, RoleRow]] = MappingProxyType(
         "undo": _row(_M, _O, _O),
         "retry": _row(_M, _O, _O),
         "compress": _row(_M, _O, _O),
+        "pin": _row(_M, _M, _PIN),
+        "unpin": _row(_M, _M, _PIN),
+        "pins": _row(_M, _AUDIBLE, _AUDIBLE),
         "model": _row(_M, _O, _O),
         "sessions": _row(_OWN, _BEGUN_HERE, _BEGUN_HERE),
         "resume": _row(_OWN, _OWNER_BEGUN_HERE, _OWNER_BEGUN_HERE),

@@ -145,6 +145,11 @@ class AgentRuntime:
     is_pull_location: Callable[[ChatLocation], bool] = lambda _: False
     """Whether the client at this location reads the log itself, so that a committed reply counts as delivered."""
 
+    @property
+    def hard_limit_tokens(self) -> int:
+        """Above this size of the context, a turn waits for a compression."""
+        return int(self.models[0].context_tokens * self.hard_share)
+
     @functools.cached_property
     def all_memories(self) -> tuple[str, ...]:
         """All memories: those that are asked, those that only receive, and those that are only searched."""

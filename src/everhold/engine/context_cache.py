@@ -23,7 +23,8 @@ from everhold.core.context import (
     select_operations,
     start_request_prefix,
 )
-from everhold.core.entries import Began, Entry, EntryKind, Took
+from everhold.core.entries import Began, Changed, Entry, EntryKind, EntryPinned, Took, VerbatimMessage
+from everhold.core.pins import build_pinned
 from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
 from everhold.ports.store import Operation, Session, SessionSnapshot, Store
@@ -199,13 +200,21 @@ class ContextCache:
 
 
 async def load_context_at(
-    store: Store, session: Session, *, at: int, compression: int | None = None, over: bool = False, since: int = 0
+    store: Store,
+    session: Session,
+    *,
+    at: int,
+    compression: int | None = None,
+    over: bool = False,
+    since: int = 0,
+    has_pins: bool = True,
 ) -> SessionContext:
     """Return the context just before seq `at`; `compression` pins one (0: none). A branch starts with its parent's
     context.
 
     Turns that the parent had not finished when the branch was made are excluded (`over`); they continue in the parent.
-    With `since`, operations that began before it are not loaded.
+    With `since`, operations that began before it are not loaded. A branch has taken over its parent's pins, so the
+    parent's context is loaded without them (`has_pins`).
     """
     erased: set[int] = set()
     while True:
@@ -216,10 +225,44 @@ async def load_context_at(
         if selection.compression is None or view.compression is not None:
             break
         erased.add(selection.compression.op)  # the compression was in force at that time, but its summary was erased
+    if has_pins and not since:
+        view = structs.replace(view, pins=await load_pinned(store, session.id, at=at))
     if selection.is_whole and session.parent and not since:
         parent = await store.get_session(session.parent)
-        return await load_context_at(store, parent, at=session.parent_at + 1, over=True) + view
+        return await load_context_at(store, parent, at=session.parent_at + 1, over=True, has_pins=False) + view
     return view
+
+
+class PinnedEntry(Struct, frozen=True, kw_only=True):
+    """A pin and the entry it names."""
+
+    op: int
+    """The operation that undoing removes the pin by."""
+    pin: EntryPinned
+    entry: Entry
+
+
+async def list_pins(store: Store, session: str, *, at: int) -> list[PinnedEntry]:
+    """Return the pins that were in force just before `at`. A context reset ends those before it."""
+    pins = [pin for pin in await store.list_operations(session, types=("pin",), before=at) if is_in_context(pin, at)]
+    if not pins:
+        return []
+    fresh = await _find_newest_operation(store, session, "context_reset", at=at)
+    found = []
+    for pin in pins:
+        change = (await store.get_entry(session, pin.op)).body
+        if pin.op > (fresh.op if fresh else 0) and isinstance(change, Changed):
+            named = change.change
+            assert isinstance(named, EntryPinned), "a pin among the operations is such a change"
+            entry = await store.get_entry(named.session or session, named.seq)
+            found.append(PinnedEntry(op=pin.op, pin=named, entry=entry))
+    return found
+
+
+async def load_pinned(store: Store, session: str, *, at: int) -> tuple[VerbatimMessage, ...]:
+    """Return what the pins in force just before `at` show."""
+    pinned = (build_pinned(one.entry) for one in await list_pins(store, session, at=at))
+    return tuple(one for one in pinned if one is not None)
 
 
 async def select_context(

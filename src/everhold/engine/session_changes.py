@@ -4,8 +4,8 @@ the entries' places.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from everhold.core.entries import (
     Entry,
     EntryBody,
     EntryKind,
+    EntryPinned,
     Erased,
     Noted,
     OperationsUndone,
@@ -26,8 +27,13 @@ from everhold.core.entries import (
     Thought,
     Took,
 )
+from everhold.core.pins import build_pinned, count_pin_tokens, weigh_pins
+from everhold.core.wording import describe_count
+from everhold.engine.context_cache import PinnedEntry, list_pins
 from everhold.errors import InvalidRequest, NotFound
 from everhold.ports.store import Operation, Session, Store
+
+PinCheck: TypeAlias = Callable[[PinnedEntry], bool]
 
 ERASABLE_KINDS: Final = (
     EntryKind.HEARD,
@@ -50,16 +56,20 @@ class SessionAmendment(Struct, frozen=True, kw_only=True):
 
 
 async def plan_undo(
-    store: Store, session: Session, *, what: str = "turn", count: int = 1, again: bool = False
+    store: Store, session: Session, *, what: str = "turn", count: int = 1, again: bool = False, hard_tokens: int = 0
 ) -> SessionAmendment:
-    """Take back the newest turns, or the newest compression. `again`: answer their messages again."""
+    """Take back the newest turns, or the newest compression. `again`: answer their messages again. `hard_tokens`: where
+    the conversation is compressed again although a person undid it.
+    """
     if what == "compress":
         compressions = await list_newest_operations(store, session, "compression", 1)
         if not compressions:
             return SessionAmendment(reply="There is no compression to undo.")
         undone = OperationsUndone(ops=(compressions[0].op,))
         return SessionAmendment(
-            bodies=(Changed(change=undone),), reply="The compression is undone; the originals are back."
+            bodies=(Changed(change=undone),),
+            reply="The compression is undone; the originals are back. The conversation is compressed again only when "
+            f"it reaches the hard limit of {hard_tokens:,} tokens, or when somebody asks for it with /compress.",
         )
     if session.running == "turn":
         return SessionAmendment(reply="A turn is running. /stop it first.")
@@ -80,6 +90,48 @@ async def plan_undo(
 async def _has_waiting_message(store: Store, session: Session) -> bool:
     """Return whether a message waits for its turn, for example because the model is unavailable."""
     return any(it.command is None for it in await store.scan_pending(session.id))
+
+
+async def plan_pin(store: Store, session: Session, seq: int, *, by: str, window: int) -> SessionAmendment:
+    """Pin an entry of a session. `window` is the size of the model's."""
+    pins = await list_pins(store, session.id, at=session.last_seq + 1)
+    if any((one.pin.session or session.id, one.pin.seq) == (session.id, seq) for one in pins):
+        return SessionAmendment(reply=f"Entry {seq} is already pinned.")
+    try:
+        wanted = build_pinned(await store.get_entry(session.id, seq))
+    except NotFound:
+        return SessionAmendment(reply=f"This session has no entry {seq}. /pins lists what is pinned.")
+    if wanted is None:
+        return SessionAmendment(
+            reply=f"Entry {seq} has no words to pin. A message, a reply or the result of a tool can be pinned."
+        )
+    shown = [shown for one in pins if (shown := build_pinned(one.entry)) is not None]
+    most, used, more = count_pin_tokens(window), weigh_pins(shown), weigh_pins([wanted])
+    if used + more > most:
+        return SessionAmendment(
+            reply=f"Entry {seq} was not pinned: it takes about {more:,} tokens, and the pins of a session may take "
+            f"{most:,}, of which {max(0, most - used):,} are free. /unpin removes a pin."
+        )
+    return SessionAmendment(
+        bodies=(Changed(change=EntryPinned(seq=seq, by=by)),),
+        reply=f"Pinned entry {seq}. It stays in view word for word until /unpin {seq}.",
+    )
+
+
+async def plan_unpin(
+    store: Store, session: Session, seq: int | None, *, can_remove: PinCheck | None = None
+) -> SessionAmendment:
+    """Remove the pin of entry `seq`, or all pins; only those that `can_remove` allows."""
+    pins = [
+        one for one in await list_pins(store, session.id, at=session.last_seq + 1) if seq is None or one.pin.seq == seq
+    ]
+    if not pins:
+        return SessionAmendment(reply="Nothing is pinned." if seq is None else f"Entry {seq} is not pinned.")
+    allowed = [one for one in pins if can_remove is None or can_remove(one)]
+    if not allowed:
+        return SessionAmendment(reply="Somebody else pinned this. An owner of this chat can unpin it.")
+    undone = OperationsUndone(ops=tuple(one.op for one in allowed))
+    return SessionAmendment(bodies=(Changed(change=undone),), reply=f"Removed {describe_count(len(allowed), 'pin')}.")
 
 
 async def plan_stop(store: Store, session: Session) -> SessionAmendment:

@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core.denial_detection import extract_denied_words, is_denial_contradicted
 from everhold.evals.conversation import EvalQuestion
+from everhold.evals.denial_detection import extract_denied_words, is_denial_contradicted
 
 _SPACE: Final = re.compile(r"\s+")
 _MARKUP: Final = re.compile(r"[*`“”„«»\"]")

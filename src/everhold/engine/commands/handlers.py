@@ -19,6 +19,7 @@ from everhold.core.commands import (
     ParsedSubcommand,
     TitleArguments,
     UndoArguments,
+    parse_count,
     render_help,
 )
 from everhold.core.entries import (
@@ -32,6 +33,7 @@ from everhold.core.entries import (
     EntryBody,
     EntryDraft,
     EntryKind,
+    EntryPinned,
     Heard,
     MemoryNameSet,
     ModelUsage,
@@ -43,22 +45,28 @@ from everhold.core.entries import (
 from everhold.core.ids import make_session_id
 from everhold.core.inbox import PendingMessage
 from everhold.core.memory_naming import SessionOrigin
-from everhold.core.people import PERSON_MEMBER
+from everhold.core.people import PERSON_MEMBER, can_hear
+from everhold.core.pins import build_pinned, get_pin_stamp
 from everhold.core.roles import ChatPlace, PersonRole, RoleCell, explain_refusal
-from everhold.core.wording import describe_count
+from everhold.core.wording import describe_count, shorten_text
 from everhold.engine import model_waits, session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.commands import memory as commands_memory
 from everhold.engine.commands.memory import ForgetRights
 from everhold.engine.commands.schedule import run_schedule_command
-from everhold.engine.context_cache import load_context_at
+from everhold.engine.context_cache import list_pins, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory import health as memory_health
 from everhold.engine.memory.peers import build_peer_registry
+from everhold.errors import NotFound
 from everhold.ports.store import Change, Session, SessionOpening, StateWrite, Step, Store, Wakeup
 
 MOST_LISTED: Final = 50
 """How many sessions `/sessions` lists."""
+MAX_SEQ: Final = 10**12
+"""No entry has a greater number."""
+PAGE_ENTRIES: Final = 200
+PIN_EXCERPT_CHARS: Final = 100
 DEFAULT: Final = "default"
 """Stands for the configured model in `/model`."""
 ALONE_REPLIES: Final = {
@@ -171,7 +179,9 @@ async def start_fresh_context(request: CommandRequest, _: str) -> CommandResult:
 @handles("undo")
 async def undo_turns(request: CommandRequest, arguments: UndoArguments) -> CommandResult:
     if arguments.compression:
-        amendment = await session_changes.plan_undo(request.store, request.session, what="compress")
+        amendment = await session_changes.plan_undo(
+            request.store, request.session, what="compress", hard_tokens=request.runtime.hard_limit_tokens
+        )
     elif arguments.turns:
         amendment = await session_changes.plan_undo(request.store, request.session, count=arguments.turns)
     else:
@@ -208,6 +218,93 @@ async def request_compression(request: CommandRequest, arguments: tuple[int | No
         changes=(Changed(change=CompressionRequested(keep=keep, focus=focus, tell=request.heard.origin)),),
         wakes=(Wakeup(consumer=consumers.COMPRESSION),),
     )
+
+
+@handles("pin")
+async def pin_entry(request: CommandRequest, argument: str) -> CommandResult:
+    """Pin the sender's last message, an entry by its number, or the text of the command itself."""
+    number = parse_count(argument, most=MAX_SEQ)
+    if number is not None:
+        seq = number
+    else:
+        seq = request.entry.seq if argument else await _find_last_message(request)
+    if not seq:
+        return CommandResult(reply=f"You have no message here to pin. Use {request.usage}.")
+    if refusal := await _explain_unpinnable(request, seq):
+        return CommandResult(reply=refusal)
+    amendment = await session_changes.plan_pin(
+        request.store,
+        request.session,
+        seq,
+        by=request.entry.author,
+        window=request.runtime.models[0].context_tokens,
+    )
+    return CommandResult(reply=amendment.reply, changes=amendment.bodies)
+
+
+async def _find_last_message(request: CommandRequest) -> int:
+    """Return the last message of the sender before the command; 0 if there is none."""
+    own, upto = await request.list_own_authors(), request.entry.seq - 1
+    while upto > 0:
+        after = max(0, upto - PAGE_ENTRIES)
+        for entry in reversed(
+            await request.store.list_entries(request.session.id, after=after, upto=upto, kinds=(EntryKind.HEARD,))
+        ):
+            if isinstance(entry.body, Heard) and entry.body.command is None and entry.author in own:
+                return entry.seq
+        upto = after
+    return 0
+
+
+async def _explain_unpinnable(request: CommandRequest, seq: int) -> str:
+    """Return why the sender may not pin an entry; empty if they may. An entry that somebody here did not hear is
+    treated as if it did not exist.
+    """
+    missing = f"This session has no entry {seq} that can be pinned here."
+    try:
+        entry = await request.store.get_entry(request.session.id, seq)
+    except NotFound:
+        return missing
+    stamp = get_pin_stamp(entry)
+    if request.place is not ChatPlace.DIRECT and not await _is_audible(request, entry):
+        return missing
+    if request.cell.others is None or request.cell.allows_others(request.role):
+        return ""
+    if stamp is not None and entry.author in await request.list_own_authors():
+        return ""
+    return request.explain_refusal("Pinning another's words", request.cell.others)
+
+
+async def _is_audible(request: CommandRequest, entry: Entry) -> bool:
+    """Return whether everybody in this chat may see an entry."""
+    stamp = get_pin_stamp(entry)
+    present = (await request.store.get_people()).expand_audience(request.heard.stamp.audience)
+    return stamp is not None and can_hear(present, stamp.audience, entry.at)
+
+
+@handles("unpin")
+async def unpin_entry(request: CommandRequest, argument: str) -> CommandResult:
+    number = parse_count(argument, most=MAX_SEQ)
+    if number is None and argument != "all":
+        return CommandResult(reply=f"Use {request.usage}. /pins lists the numbers.")
+    own = None if request.cell.allows_others(request.role) else await request.list_own_authors()
+    amendment = await session_changes.plan_unpin(
+        request.store, request.session, number, can_remove=lambda one: own is None or one.pin.by in own
+    )
+    return CommandResult(reply=amendment.reply, changes=amendment.bodies)
+
+
+@handles("pins")
+async def show_pins(request: CommandRequest, _: str) -> CommandResult:
+    """List the pins. In a group only those that everybody present may see."""
+    pins = await list_pins(request.store, request.session.id, at=request.session.last_seq + 1)
+    lines = [
+        f"{one.pin.seq} {shown.who}: {shorten_text(shown.text, PIN_EXCERPT_CHARS)}"
+        for one in pins
+        if (shown := build_pinned(one.entry)) is not None
+        and (request.place is ChatPlace.DIRECT or await _is_audible(request, one.entry))
+    ]
+    return CommandResult(reply="\n".join(lines) or f"Nothing is pinned. {COMMANDS['pin'].usage} pins something.")
 
 
 # -- turns and tasks ---------------------------------------------------------------------------------------------------
@@ -359,6 +456,10 @@ async def _start_branch(request: CommandRequest, parent: Session, *, at: int) ->
     # An earlier command may have bound the address elsewhere after this one was heard.
     leads_to = await gates.store.resolve_address(address) or session.id
     bound = Changed(change=AddressBound(address=address, previous=leads_to, by=entry.author))
+    pins = [
+        Changed(change=EntryPinned(seq=one.pin.seq, session=one.pin.session or parent.id, by=one.pin.by))
+        for one in await list_pins(gates.store, parent.id, at=at + 1)
+    ]
     done = await gates.commit(
         Change(
             step=Step.BACKLINK,
@@ -368,6 +469,7 @@ async def _start_branch(request: CommandRequest, parent: Session, *, at: int) ->
             entries=(
                 EntryDraft(body=branched, author=entry.author, dedup=f"branch:{session.id}:{entry.seq}"),
                 EntryDraft(body=bound, author=entry.author),
+                *(EntryDraft(body=pin, author=entry.author) for pin in pins),
             ),
             wakeups=(Wakeup(consumer=consumers.BACKLINKS),),
         )

@@ -26,6 +26,7 @@ from everhold.core.entries import (
     EntryKind,
     ModelUsage,
     Notified,
+    OperationsUndone,
     Thought,
 )
 from everhold.core.retry import retry_delay_seconds
@@ -40,7 +41,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import Conflict, Refused
 from everhold.ports.log import EventLogger
 from everhold.ports.model import ModelRequest
-from everhold.ports.store import Change, Claim, CursorUpdate, Operation, RetryDelay, Session, Step, Wakeup
+from everhold.ports.store import Change, Claim, CursorUpdate, Operation, RetryDelay, Session, Step, Store, Wakeup
 
 MAX_REFUSALS: Final = 5
 """How often in a row a background compression is tried. Every try is an operation in the log."""
@@ -97,6 +98,8 @@ class SessionCompressor:
         self.thoughts: list[Thought] = []
         """Usage of answered calls that is not committed yet."""
         self.reservation: list[BudgetReservation] = []
+        self.refusal = ""
+        """Why the last compression was refused."""
 
     async def compress(
         self,
@@ -166,8 +169,8 @@ class SessionCompressor:
         advice = await self.preparer.collect_advice(session, plan.covered_context) if self.preparer is not None else ""
         asked = await self._summarise_plan(plan, focus=focus, advice=advice)
         if not isinstance(asked, ModelAnswered):
-            reason = asked.reason if isinstance(asked, ModelUnreachable | RequestTooLong | TurnBroken) else "cut short"
-            return await self._end_refused(op, f"no summary: {reason}", log)
+            reason = asked.reason if isinstance(asked, ModelUnreachable | RequestTooLong | TurnBroken) else ""
+            return await self._end_refused(op, f"no summary: {reason or 'cut short'}", log)
         if reason := compression.find_summary_objection(asked.thought.text, plan):
             return await self._end_refused(op, reason, log)
         if self.preparer is not None:
@@ -262,6 +265,7 @@ class SessionCompressor:
     async def _end_refused(self, op: int, reason: str, log: EventLogger) -> CompressionOutcome:
         await self._commit(Step.COMPRESSION_END, (Ended(outcome="refused", reason=reason),), op=op)
         log.warning("compression.refused", reason=reason)
+        self.refusal = reason
         return CompressionOutcome.REFUSED
 
     async def _commit(
@@ -286,6 +290,25 @@ class SessionCompressor:
         self.thoughts.clear()
         self.wakeups.notify(self.claim.session)
         return done.seqs[0]
+
+
+async def is_held_by_undo(store: Store, session: Session) -> bool:
+    """Return whether a person undid the newest compression of this context. Then only the hard limit or a request makes
+    another one.
+    """
+    newest = await store.list_operations(
+        session.id, types=("compression",), states=("done",), newest_first=True, limit=1
+    )
+    if not newest or not newest[0].undone_at:
+        return False
+    compressed, undone_at = newest[0], newest[0].undone_at
+    undoing = (await store.get_entry(session.id, undone_at)).body
+    if not isinstance(undoing, Changed) or not isinstance(undoing.change, OperationsUndone):
+        return False  # an erasure removed it
+    if compressed.op not in undoing.change.ops:
+        return False  # a turn was undone that it covered
+    resets = await store.list_operations(session.id, types=("context_reset",), newest_first=True, limit=1)
+    return not resets or resets[0].op < undone_at
 
 
 class CompressionWorker:
@@ -333,7 +356,10 @@ class CompressionWorker:
         used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
         outcome = CompressionOutcome.NOTHING
         window = runtime.models[0].context_tokens
-        if due := compression.measure_urgency(used, window, soft=runtime.soft_share, hard=runtime.hard_share):
+        due = compression.measure_urgency(used, window, soft=runtime.soft_share, hard=runtime.hard_share)
+        if due == "soft" and await is_held_by_undo(store, session):
+            due = ""
+        if due:
             available_tokens = window * (runtime.hard_share - runtime.soft_share) if due == "soft" else 0.0
             outcome = await compressor.compress(
                 session,
@@ -384,28 +410,29 @@ class CompressionWorker:
             return
         notices: tuple[EntryBody, ...] = ()
         if wanted.tell is not None:
-            text = await self._render_outcome(session, outcome)
+            text = await self._render_outcome(session, outcome, refusal=compressor.refusal)
             notices = (Notified(text=text, about="compress", to=wanted.tell, parts=(text,)),)
         await self._settle_cursor(
             session, position=entry.seq, again=False, told=notices, wakeups=runtime.list_platform_wakeups(notices)
         )
 
-    async def _render_outcome(self, session: Session, outcome: CompressionOutcome) -> str:
-        newest = await self.gates.store.list_operations(session.id, types=("compression",), newest_first=True, limit=1)
-        entries = (
-            await self.gates.store.list_entries(session.id, after=newest[0].op, upto=newest[0].last) if newest else []
-        )
-        if outcome is CompressionOutcome.DONE:
-            compressed = next(entry.body for entry in entries if isinstance(entry.body, Compressed))
-            return (
-                f"Compressed {describe_count(compressed.messages, 'message')}: "
-                f"{compressed.tokens_before} tokens are now {compressed.tokens_after}. "
-                "/undo compress brings the originals back."
-            )
+    async def _render_outcome(self, session: Session, outcome: CompressionOutcome, *, refusal: str) -> str:
         if outcome is CompressionOutcome.NOTHING:
             return "There is nothing to compress."
-        reason = next((entry.body.reason for entry in entries if isinstance(entry.body, Ended)), "")
-        return f"Not compressed: {reason}. The context is unchanged."
+        if outcome is CompressionOutcome.REFUSED:
+            return f"Not compressed: {refusal}. The context is unchanged."
+        done = await self.gates.store.list_operations(
+            session.id, types=("compression",), states=("done",), newest_first=True, limit=1
+        )
+        entries = await self.gates.store.list_entries(session.id, after=done[0].op, upto=done[0].last) if done else []
+        compressed = next((entry.body for entry in entries if isinstance(entry.body, Compressed)), None)
+        if compressed is None:
+            return "Compressed. Its summary was erased since."
+        return (
+            f"Compressed {describe_count(compressed.messages, 'message')}: "
+            f"{compressed.tokens_before} tokens are now {compressed.tokens_after}. "
+            "/undo compress brings the originals back."
+        )
 
     async def _settle_cursor(
         self,

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from everhold.core import consumers, denial_detection, review
+from everhold.core import consumers, review
 from everhold.core.access import find_address_place
 from everhold.core.address import parse_address
 from everhold.core.context import SessionContext, list_context_stubs, render_messages
@@ -28,7 +28,6 @@ from everhold.core.entries import (
     ModelUsage,
     Noted,
     Notified,
-    Returned,
     Said,
     Stamp,
     TaskRequested,
@@ -38,7 +37,6 @@ from everhold.core.exchange import TASKS_PLATFORM, merge_audiences, render_task_
 from everhold.core.facts import build_stranger_origin, find_cited_source
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
-from everhold.core.provenance import join_all_text
 from everhold.core.roles import ChatPlace, PersonRole, ToolAccess, explain_lost_access, list_role_refusals, lower_role
 from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, RunTool, TurnBroken, TurnEvent
 from everhold.engine import effects, model_waits
@@ -49,7 +47,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
-from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Store, Wakeup
+from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Wakeup
 from everhold.ports.tool import SupportsAccess, ToolContext, ToolEffect
 
 MAX_JOB_ROUNDS: Final = 8
@@ -350,7 +348,7 @@ class JobWorker:
     async def extract_notes(
         self, session: Session, runtime: AgentRuntime, view: SessionContext, *, advice: str = ""
     ) -> tuple[tuple[Noted, ...], Thought | None]:
-        """Return the notes about a context. Each cites entries, and none contains a false claim of absence."""
+        """Return the notes about a context. Their words are those of the people they cite, never the model's."""
         request = review.build_review_request(view, advice=advice)
         if request is None:
             return (), None
@@ -367,18 +365,22 @@ class JobWorker:
             for seq, entry in heard.items()
             if isinstance(entry.body, Heard) and entry.body.role < PersonRole.KNOWN
         }
-        notes = []
+        notes: dict[tuple[int, ...], Noted] = {}
+        people = await self.store.get_people()
         for finding in review.parse_findings(thought.text, stamps):
-            if (contradiction := await find_contradicting_entry(self.store, session.id, finding.text)) is not None:
+            quoted = review.quote_cited(finding, heard)
+            if quoted is None:
                 # The text is not logged, because erasure would not reach it there.
-                self.log.warning("note.refused", cites=list(finding.cites), because=f"entry {contradiction}")
+                self.log.warning(
+                    "note.refused", cites=list(finding.cites), because="no message that it cites states it"
+                )
                 continue
-            origin = find_cited_source(finding.text, [heard[seq] for seq in finding.cites if seq in heard]) or next(
-                (strangers[seq] for seq in finding.cites if seq in strangers), ""
+            origin = find_cited_source(quoted.text, [heard[seq] for seq in quoted.cites]) or next(
+                (strangers[seq] for seq in quoted.cites if seq in strangers), ""
             )
-            stamp = _merge_stamps(stamps, finding.cites, await self.store.get_people())
-            notes.append(Noted(text=finding.text, cites=finding.cites, origin=origin, stamp=stamp))
-        return tuple(notes), thought
+            stamp = _merge_stamps(stamps, quoted.cites, people)
+            notes[quoted.cites] = Noted(text=quoted.text, cites=quoted.cites, origin=origin, stamp=stamp)
+        return tuple(notes.values()), thought
 
     # -- model calls -------------------------------------------------------------------------------------------------
 
@@ -463,28 +465,6 @@ class JobWorker:
             )
         )
         self.wakeups.notify(self.claim.session)
-
-
-async def find_contradicting_entry(store: Store, session: str, text: str) -> int | None:
-    """Return the entry that contradicts a claim of absence; None if there is none, or if the text makes no such
-    claim.
-    """
-    about = denial_detection.extract_denied_words(text)
-    if not about:
-        return None
-    for entry in await store.list_entries(
-        session, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED, EntryKind.RETURNED)
-    ):
-        match entry.body:
-            case Heard():
-                said = join_all_text(entry.body)
-            case Said(text=said) | Noted(text=said) | Returned(text=said):
-                pass
-            case _:
-                continue  # erased
-        if denial_detection.is_denial_contradicted(about, said):
-            return entry.seq
-    return None
 
 
 def _merge_stamps(stamps: dict[int, tuple[Stamp, float]], cites: tuple[int, ...], people: PeopleDirectory) -> Stamp:

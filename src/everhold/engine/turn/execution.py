@@ -787,7 +787,7 @@ class TurnExecution:
             found = await self.store.list_entries(
                 session.id, after=made[0].op, upto=made[0].last, kinds=(EntryKind.COMPRESSED,)
             )
-            await self._use_context(SessionContext(compression=found[0]))
+            await self._use_context(SessionContext(compression=found[0], pins=view.pins))
             return await self._commit_bodies((Took(compression=made[0].op),))
         if self._add_stubs(find_oversized(before, most=SHORT_TEXT_CHARS, what=Heard)):
             return TurnOpened()

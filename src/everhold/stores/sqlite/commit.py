@@ -23,6 +23,7 @@ from everhold.core.entries import (
     ContextReset,
     Ended,
     EntryBody,
+    EntryPinned,
     Erased,
     Heard,
     MemoryNameSet,
@@ -235,6 +236,9 @@ def _derive_changed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, 
     match body.change:
         case ContextReset():
             operations.insert_context_reset(cur, session, seq)
+            return 1
+        case EntryPinned():
+            operations.insert_pin(cur, session, seq)
             return 1
         case OperationsUndone() as undone:
             operations.undo_operations(cur, session, seq, undone)

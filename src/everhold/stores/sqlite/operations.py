@@ -91,6 +91,14 @@ def insert_context_reset(cur: apsw.Cursor, session: str, seq: int) -> None:
     )
 
 
+def insert_pin(cur: apsw.Cursor, session: str, seq: int) -> None:
+    """Add a pin to the operations, where the selection of the context finds it, and where it can be undone."""
+    cur.execute(
+        "insert into operations(session, op, type, state, first, last) values (?, ?, 'pin', 'done', ?, ?)",
+        (session, seq, seq, seq),
+    )
+
+
 def undo_operations(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> None:
     """Remove operations from the context, and with a turn every compression that covers it."""
     turns = []

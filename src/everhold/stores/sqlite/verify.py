@@ -26,6 +26,7 @@ from everhold.core.entries import (
     Entry,
     EntryBody,
     EntryKind,
+    EntryPinned,
     Erased,
     Heard,
     MemoryNameSet,
@@ -276,6 +277,9 @@ def _rebuild_changed(now: RebuiltSession, seq: int, op: int | None, body: Change
     match body.change:
         case ContextReset():
             now.ops[seq] = RebuiltOperation(type="context_reset", state="done", first=seq, last=seq)
+            now.generation += 1
+        case EntryPinned():
+            now.ops[seq] = RebuiltOperation(type="pin", state="done", first=seq, last=seq)
             now.generation += 1
         case OperationsUndone() as undone:
             _rebuild_undone(now, seq, undone)

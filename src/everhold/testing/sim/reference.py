@@ -86,7 +86,7 @@ class ReferenceReading:
             case Changed(change=OperationsUndone(ops=ops)):
                 self.undone.update(ops)
                 # a summary that covers an undone turn is void
-                turns = [op for op in ops if self.began[op].type == "turn"]
+                turns = [op for op in ops if op in self.began and self.began[op].type == "turn"]
                 if turns:
                     self.uncertain_compressions.update(
                         op for op, compression in self.compressions.items() if compression.body is None
