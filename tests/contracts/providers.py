@@ -66,7 +66,7 @@ class CorrectProvider:
     """A correct provider with all capabilities."""
 
     delivery = DeliveryGuarantee.KEYED
-    capabilities = frozenset(MemoryCapability)
+    capabilities = frozenset(MemoryCapability) - {MemoryCapability.RENEW_SESSION}
 
     def __init__(self, service: ProviderService, agent: str, directory: Path) -> None:
         self.service = service

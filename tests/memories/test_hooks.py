@@ -37,7 +37,7 @@ from tests.memories.memory_items import make_tool_context
 class Attentive(FakeMemoryProvider):
     """Has all capabilities."""
 
-    capabilities = frozenset(MemoryCapability) - {MemoryCapability.TOOLS}
+    capabilities = frozenset(MemoryCapability) - {MemoryCapability.TOOLS, MemoryCapability.RENEW_SESSION}
 
     def __init__(self) -> None:
         super().__init__()
