@@ -607,7 +607,9 @@ async def test_what_other_installations_of_the_app_receive_is_not_heard(
     await harness.wait_until_heard("before")
     assert await server._send_envelope(app, "events_api", {**payload, **elsewhere}, attempt=0)
     command = {"command": "/everhold", "text": "status", "channel_id": "D1", "user_id": "UADA", "trigger_id": "1.2"}
-    assert await server._send_envelope(app, "slash_commands", {**command, "team_id": "T666"}, attempt=0)
+    assert await server._send_envelope(
+        app, "slash_commands", {**command, "team_id": "T666", "trigger_id": "6.6"}, attempt=0
+    )
     assert await server._send_envelope(app, "slash_commands", {**command, "team_id": "T1"}, attempt=0)
     await server.write_message("behind", channel="D1")
     await harness.wait_until_heard("behind")
