@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from everhold.core.entries import Ended, Notified
@@ -35,6 +36,9 @@ class SlowModelScript:
         self.calm = False
         self.arrived = 0
 
+    def has_arrived(self, count: int) -> bool:
+        return self.arrived >= count
+
     def __call__(self, received: ReceivedModelRequest) -> ModelServerStep:
         self.arrived += 1
         return ModelServerReply(text="yes") if self.calm else HangingConnection()
@@ -52,12 +56,11 @@ async def test_a_gateway_that_is_killed_again_and_again_answers_everything_once_
                     assert (await client.post("/api/messages", json=body)).status_code == 202
             await wait_until(lambda: script.arrived >= CHATS)
             for kill in range(KILLS):
-                before = script.arrived
+                # the first start tries all of them, the later ones try one
+                wanted = script.arrived + (CHATS if kill == 0 else 1)
                 await gateway.kill()
                 await gateway.start()
-                # the first start tries all of them, the later ones try one
-                expected = CHATS if kill == 0 else 1
-                await wait_until(lambda before=before, expected=expected: script.arrived >= before + expected)
+                await wait_until(functools.partial(script.has_arrived, wanted))
             assert script.arrived == 2 * CHATS + KILLS - 1, "one at a time"
             await gateway.kill()
             script.calm = True
