@@ -36,7 +36,7 @@ from everhold.testing.seeded_random import SeededRandom
 ENTRIES = 1_000_000
 TURN_ENTRIES = 5
 LIMIT_SECONDS = 60.0
-LIMITS_MB = {2_000: 150.0, 1: 400.0}
+LIMITS_MB = {2_000: 150.0, 1: 450.0}
 """By the number of sessions. The state of one session is in memory while its log is read."""
 SHOWN_ENTRIES = 5
 """Recalled entries in each turn."""
