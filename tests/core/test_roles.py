@@ -45,6 +45,9 @@ title --memory      M O O
 undo                M O O
 retry               M O O
 compress            M O O
+pin                 M M M/O
+unpin               M M M/O
+pins                M S S
 model               M O O
 sessions            M S S
 resume              M O O
