@@ -50,6 +50,7 @@ class LogEvent(StrEnum):
     ERASURES_UNREADABLE = "erasures.unreadable"
     EVENT_UNPARSED = "event.unparsed"
     FILE_MISSING = "file.missing"
+    FORGETTING_REQUESTED = "forgetting.requested"
     GAP_CLOSED = "gap.closed"
     GAP_FILLED = "gap.filled"
     GATEWAY_STOPPING = "gateway.stopping"
