@@ -57,7 +57,7 @@ async def read_all_events(gateway: GatewayProcess, session: str) -> int:
     ):
         async for line in stream.aiter_lines():
             if line.startswith("data: ") and '"heard"' in line:
-                heard += json.loads(line.removeprefix("data: ")).get("kind") == "heard"
+                heard += bool(json.loads(line.removeprefix("data: ")).get("kind") == "heard")
                 if heard == MESSAGES:
                     return heard
     return heard
@@ -78,6 +78,7 @@ async def test_large_messages_take_a_bounded_amount_of_memory(tmp_path: Path) ->
                     await say(client, f"c{number}", LARGE_TEXT)
                     model.requests.clear()
                 several = gateway.peak_bytes()
+                session = ""
                 for _ in range(MESSAGES):
                     session = await say(client, "long", LARGE_TEXT)
                     model.requests.clear()

@@ -171,7 +171,7 @@ class MemoryIndex:
             ):
                 pass
         done = 0
-        while self._read_upto_pos is not None and (left := limit - done - len(self._pending)) > 0:
+        while self._is_placed() and (left := limit - done - len(self._pending)) > 0:
             page = await store.read_feed(after=self._read_upto_pos, limit=left)
             if not page:
                 break
@@ -186,6 +186,10 @@ class MemoryIndex:
             if self._pending_chars >= BATCH_CHARS:
                 done += await self._index_pending(store)
         return done
+
+    def _is_placed(self) -> bool:
+        """Whether it is known where to continue in the log. It is not after the file was replaced."""
+        return self._read_upto_pos is not None
 
     def _is_batch_full(self) -> bool:
         return len(self._pending) >= BATCH_ENTRIES or self._pending_chars >= BATCH_CHARS
