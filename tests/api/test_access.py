@@ -25,7 +25,7 @@ from everhold.config import ConfigError
 from everhold.core.callers import CallerRole, CallerScope, can_call, find_token_weakness
 from everhold.core.entries import ChatLocation, Heard
 from everhold.ports.platform import IncomingMessage
-from everhold.testing.model_server import ModelServer
+from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.api.conftest import ADA, BOB, LOCAL, OPERATOR, SECRETS, ApiGateway, configuration
 from tests.waiting import wait_until
 
@@ -65,13 +65,13 @@ MEMBER_ROUTES = """
     GET /api/sessions/{id}/compressions, GET /api/sessions/{id}/compressions/{op}/diff, GET /api/sessions/{id}/why,
     GET /api/memory/search, GET /api/schedules, POST /api/schedules/{id}/delete, POST /v1/chat/completions,
     POST /v1/responses, GET /v1/models, GET /v1/models/{id}, GET /openapi.json, POST /api/logout, GET /api/logins,
-    POST /api/logins/{id}/end, POST /api/login-codes
+    POST /api/logins/{id}/end, POST /api/login-codes, GET /api/me/export, POST /api/me/forget
 """
 SERVICE_ROUTES = """
     POST /api/messages, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
     GET /api/sessions/{id}/entries, POST /api/sessions/{id}/undo, POST /api/sessions/{id}/stop, POST /api/notes,
     GET /api/memory/search, POST /v1/chat/completions, POST /v1/responses, GET /v1/models, GET /v1/models/{id},
-    GET /openapi.json
+    GET /openapi.json, GET /api/me/export, POST /api/me/forget
 """
 ANYBODY_ROUTES = "GET /health, GET /ready, GET /, GET /static/{name}, POST /api/login"
 
@@ -398,7 +398,7 @@ async def test_a_service_cannot_use_up_the_quotas_of_others_with_invented_users(
     tmp_path: Path, model: ModelServer, quota: str
 ) -> None:
     gateway = make_gateway(tmp_path, model)
-    quotas = f"quotas: {{chat: {{{quota}: 3}}, account: {{{quota}: 4}}}}\n"
+    quotas = f"quotas: {{service: {{{quota}: 3}}, account: {{{quota}: 4}}}}\n"
     gateway.configure(configuration(model.openai, more=f"{TOKENS}{quotas}"))
     answer = model.hold()  # so that all messages wait
     try:
@@ -416,6 +416,43 @@ async def test_a_service_cannot_use_up_the_quotas_of_others_with_invented_users(
     finally:
         answer.set()
         await gateway.stop()
+
+
+async def test_each_user_of_a_service_has_limits_of_its_own(tmp_path: Path, model: ModelServer) -> None:
+    gateway = make_gateway(tmp_path, model)
+    own = "{messages_per_minute: 2}"
+    quotas = f"quotas: {{member: {own}, stranger: {own}, service: {{messages_per_minute: 5}}}}\n"
+    gateway.configure(configuration(model.openai, more=f"{TOKENS}{quotas}"))
+    try:
+        await gateway.start()
+        async with gateway.client(SERVICE) as shop:
+
+            async def send(user: str) -> httpx2.Response:
+                return await shop.post("/api/messages", json={"chat": "x", "text": "a", "person": user})
+
+            assert [(await send("ada")).status_code for _ in range(4)] == [202, 202, 429, 429]
+            assert [(await send("bob")).status_code for _ in range(2)] == [202, 202], "ada's use is not bob's"
+            assert (await send("eve")).status_code == 202
+            refused = await send("eve")
+            assert refused.status_code == 429
+            assert "The limit for all users of this service together is 5 per minute." in refused.text
+    finally:
+        await gateway.stop()
+
+
+@pytest.mark.parametrize("session", [{}, {"x-everhold-session": "x"}], ids=["without-session", "in-session"])
+async def test_two_users_of_a_service_can_use_the_same_idempotency_key(
+    gateway: ApiGateway, model: ModelServer, session: dict[str, str]
+) -> None:
+    model.add_steps(ModelServerReply(text="for ada only"), ModelServerReply(text="for bob"))
+    asked = {"model": "main", "messages": [{"role": "user", "content": "what is my number?"}]}
+    async with gateway.client(SERVICE) as shop:
+        answers = []
+        for user in ("ada", "bob", "ada"):
+            headers = {"idempotency-key": "k1", "x-everhold-person": user, **session}
+            answer = await shop.post("/v1/chat/completions", json=asked, headers=headers)
+            answers.append(answer.json()["choices"][0]["message"]["content"])
+    assert answers == ["for ada only", "for bob", "for ada only"]
 
 
 async def test_services_and_metrics_cannot_log_in(gateway: ApiGateway) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from everhold.api import context as context_module, server as server_module
 from everhold.api.connection_pool import ConnectionPool
-from everhold.api.idempotency import IdempotentTasks
+from everhold.api.idempotency import IdempotentTasks, TaskKey
 from everhold.api.rate_limits import SlotCounter
 from everhold.errors import Transient
 from everhold.testing.model_server import ModelServer
@@ -43,14 +43,14 @@ def make_slow_post(token: str) -> bytes:
 
 async def test_one_caller_cannot_use_up_the_tasks_with_a_key() -> None:
     tasks = IdempotentTasks[bool](monotonic=lambda: 0.0)
-    left = [tasks.start(("token:bob", str(n)), b"", asyncio.Event().wait) for n in range(64)]
+    left = [tasks.start(TaskKey("token:bob", f"user {n}", str(n)), b"", asyncio.Event().wait) for n in range(64)]
     with pytest.raises(Transient):
-        tasks.start(("token:bob", "more"), b"", asyncio.Event().wait)
-    left.append(tasks.start(("token:ada", "1"), b"", asyncio.Event().wait))
+        tasks.start(TaskKey("token:bob", "new", "more"), b"", asyncio.Event().wait)
+    left.append(tasks.start(TaskKey("token:ada", "ada", "1"), b"", asyncio.Event().wait))
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-    tasks.start(("token:bob", "more"), b"", asyncio.Event().wait).cancel()
+    tasks.start(TaskKey("token:bob", "new", "more"), b"", asyncio.Event().wait).cancel()
 
 
 async def test_one_operator_token_leaves_streams_and_bodies_to_the_others(

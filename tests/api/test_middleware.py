@@ -533,6 +533,21 @@ async def test_token_guessing_does_not_lock_out_a_known_caller(gateway: ApiGatew
     assert (await ada.get("/api/sessions")).status_code == 200
 
 
+async def test_the_health_is_answered_whatever_token_comes_with_the_request(gateway: ApiGateway) -> None:
+    async with gateway.client("") as client:
+
+        async def ask(path: str, token: str) -> httpx2.Response:
+            return await client.get(path, headers={"authorization": f"Bearer {token}"})
+
+        assert "version" in (await ask("/health", LOCAL)).json()
+        seen = [await ask(path, f"guess-{number}") for number in range(20) for path in ("/health", "/ready")]
+        assert {answer.status_code for answer in seen} == {200}
+        assert (await ask("/api/me", "guess")).status_code == 429, "they count as guesses"
+        # the answer to a right token must not differ now, because it would confirm the next guess
+        assert (await ask("/health", LOCAL)).json() == (await ask("/health", "guess")).json() == {"status": "ok"}
+        assert (await ask("/api/me", LOCAL)).status_code == 200, "guesses lock nobody out"
+
+
 async def ask_from(gateway: ApiGateway, peer: str) -> int:
     """Send a request without a token from another machine, and return the status of its answer."""
     sent: list[Any] = []

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from everhold.api import openai_shared as asking_, reply_wait
-from everhold.api.idempotency import KEEP_SECONDS, MAX_RUNNING_TASKS, MAX_TASKS, IdempotentTasks
+from everhold.api.idempotency import KEEP_SECONDS, MAX_RUNNING_TASKS, MAX_TASKS, IdempotentTasks, TaskKey
 from everhold.api.log_tail import MAX_PIECES, LogTail
 from everhold.api.streaming import ReplyWriter
 from everhold.app import get_local_user
@@ -679,21 +679,21 @@ async def test_a_waiting_request_is_not_evicted_for_another() -> None:
 
     gate, now = asyncio.Event(), 0.0
     once = IdempotentTasks[str](monotonic=lambda: now)
-    keys = [("me", str(number)) for number in range(MAX_RUNNING_TASKS)]
+    keys = [TaskKey("me", "", str(number)) for number in range(MAX_RUNNING_TASKS)]
     tasks = [once.start(key, b"", work) for key in keys]
     with pytest.raises(Transient):
-        once.start(("me", "one too many"), b"", work)
-    others = [(f"other {number}", "0") for number in range(MAX_TASKS - MAX_RUNNING_TASKS)]
+        once.start(TaskKey("me", "", "one too many"), b"", work)
+    others = [TaskKey(f"other {number}", "", "0") for number in range(MAX_TASKS - MAX_RUNNING_TASKS)]
     tasks += [once.start(key, b"", work) for key in others]
     with pytest.raises(Transient):
-        once.start(("yet another", "0"), b"", work)
-    assert once.start(("me", "0"), b"", work) is tasks[0]
+        once.start(TaskKey("yet another", "", "0"), b"", work)
+    assert once.start(TaskKey("me", "", "0"), b"", work) is tasks[0]
     gate.set()
     assert await asyncio.gather(*tasks) == ["done"] * MAX_TASKS
-    once.start(("me", "one too many"), b"", work)
-    assert once.start(("me", "1"), b"", work) is tasks[1], "only the oldest made room"
+    once.start(TaskKey("me", "", "one too many"), b"", work)
+    assert once.start(TaskKey("me", "", "1"), b"", work) is tasks[1], "only the oldest made room"
     now = KEEP_SECONDS
-    assert once.start(("me", "1"), b"", work) is not tasks[1], "kept for a while only"
+    assert once.start(TaskKey("me", "", "1"), b"", work) is not tasks[1], "kept for a while only"
 
 
 async def test_a_failure_is_not_stored_under_an_idempotency_key(client: httpx2.AsyncClient, model: ModelServer) -> None:

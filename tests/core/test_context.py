@@ -14,6 +14,7 @@ from msgspec import structs
 
 from everhold.core.context import (
     ERASED_RESULT_TEXT,
+    MAX_STUB_CHARS,
     ContextSelection,
     SessionContext,
     assemble_context,
@@ -21,7 +22,9 @@ from everhold.core.context import (
     find_oversized,
     fingerprint_request,
     render_messages,
+    render_stub,
     select_operations,
+    shorten_stubs,
     start_request_prefix,
 )
 from everhold.core.entries import (
@@ -440,6 +443,10 @@ def test_a_long_result_always_becomes_the_same_stub() -> None:
         stubs=frozenset({seq}),
     )
     assert shorter[-1].text == "x" * 1_600, "a stub is never longer than the text it replaces"
+    shortened = shorten_stubs(view, {seq})
+    assert render_messages(shortened, stubs=frozenset({seq})) == render_messages(view, stubs=frozenset({seq}))
+    assert max(len(getattr(it.body, "text", "")) for turn in shortened.turns for it in turn.steps) <= MAX_STUB_CHARS
+    assert render_stub(render_stub("y" * 10**8, 10**10), 10**10) == render_stub("y" * 10**8, 10**10)
 
 
 def _replace_entry(entry: Entry, seq: int, body: EntryBody) -> Entry:

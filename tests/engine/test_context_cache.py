@@ -247,10 +247,10 @@ def test_every_model_request_equals_that_of_a_naive_reader(gateway: InProcessGat
 
 
 def test_long_contexts_are_dropped_before_many_short_ones() -> None:
-    cache = ContextCache(max_chars=1_000)
+    cache = ContextCache(max_bytes=1_000)
 
-    def put(session: str, chars: int) -> None:
-        cache.put(session, msgspec.structs.replace(EMPTY_CONTEXT, chars=chars))
+    def put(session: str, size: int) -> None:
+        cache.put(session, msgspec.structs.replace(EMPTY_CONTEXT, size_bytes=size))
 
     for number in range(10):
         put(f"s{number}", 100)

@@ -12,10 +12,10 @@ import pytest
 from everhold.config.settings import FileQuotas
 from everhold.core.entries import Heard
 from everhold.engine.gates import Gates
-from everhold.errors import StoreBusy
+from everhold.errors import Conflict, StoreBusy
 from everhold.ingress.held_messages import HeldMessages
 from everhold.ports.platform import UNPARSED_EVENT, RemoteFile
-from everhold.ports.store import Change, StateNamespace, Step
+from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from everhold.testing.fakes import FakePlatform
 from tests.ingress.test_quotas import QuotaHarness
 from tests.waiting import wait_until
@@ -221,6 +221,35 @@ async def test_a_forgotten_senders_message_is_not_accepted_later(make_ingress: A
     ingress.files.gates["a"].set()
     await ingress.wait_until_released()
     assert await ingress.store.read_feed() == []
+
+
+async def test_a_conflict_is_no_sign_that_the_sender_was_forgotten(
+    make_ingress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingress = make_ingress()
+    ingress.files.hang("a")
+    await ingress.send_file("look", "a")
+    (record,) = await ingress.store.list_state_records(StateNamespace.HELD_MESSAGE)
+    rewritten = StateWrite(
+        namespace=record.namespace, key=record.key, scope=record.scope, value=record.value, version=record.version
+    )
+    await ingress.store.commit(Change(step=Step.STATE, session="", at=1.0, state_writes=(rewritten,)))
+    release, failures = ingress.acceptor.release, [Conflict("others came first"), Conflict("others came first")]
+
+    async def fail_twice(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await release(*args, **options)
+
+    async def no_sleep(self: Gates, seconds: float, **_: Any) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(ingress.acceptor, "release", fail_twice)
+    monkeypatch.setattr(Gates, "sleep", no_sleep)
+    ingress.files.gates["a"].set()
+    await ingress.wait_until_released()
+    assert await ingress.read_texts() == ["look"]
+    assert await ingress.store.list_state_records(StateNamespace.HELD_MESSAGE) == []
 
 
 async def test_the_size_that_the_platform_did_not_report_is_charged(make_ingress: Any) -> None:

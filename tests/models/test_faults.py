@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import socket
 import time
 import traceback
 from email.utils import formatdate
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -54,6 +57,29 @@ async def fails(model: Any, kind: type[EverholdError], request: ModelRequest = H
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "step", [VendorFailure(kind="too_long"), VendorFailure(kind="server_error"), DroppedConnection()]
+)
+async def test_a_failure_does_not_keep_its_request_in_memory(
+    server: ModelServer, connect: Connect, step: ModelServerStep
+) -> None:
+    """A cycle would keep it until the next full garbage collection, and one after the other fills the memory."""
+    server.add_steps(step)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(EverholdError):
+            await connect().answer(HELLO)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = [it for it in gc.garbage if isinstance(it, EverholdError | FrameType)]
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+        gc.garbage.clear()
+    assert kept == []
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "overloaded", "billing"])

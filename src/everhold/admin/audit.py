@@ -88,7 +88,7 @@ async def audit_store(
 
 async def read_entries(store: Store, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
     """A session's log. It is read in pages, and other tasks run between them."""
-    while page := await store.list_entries(session, after=after, limit=PAGE_ENTRIES):
+    while page := await store.read_log(session, after=after, limit=PAGE_ENTRIES):
         for entry in page:
             yield entry
         after = page[-1].seq

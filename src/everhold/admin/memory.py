@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from everhold.admin.audit import read_entries
 from everhold.admin.forgetting import PersonForgetter
 from everhold.admin.sessions import render_entry
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import forgetting
 from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
-from everhold.core.entries import EntryKind, Heard, Noted, Said
+from everhold.core.entries import Heard, Noted, Said
 from everhold.core.erasure import ErasureMoment
 from everhold.core.facts import Fact
 from everhold.core.peers import PeerBook
@@ -400,9 +401,7 @@ class MemoryAdmin(PersonForgetter):
         """Everything of a person, one record each: from the log, then from every provider that can export."""
         starts = await self._list_starts(person)
         async for session in self.personal_data.iterate_sessions():
-            for entry in await self.store.list_entries(
-                session.id, kinds=(EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED)
-            ):
+            async for entry in read_entries(self.store, session.id):
                 own = isinstance(entry.body, Heard | Said | Noted) and forgetting.is_spoken_by(entry, starts)
                 if own:
                     yield {"from": "log", "agent": session.agent, "session": session.id, **render_entry(entry)}

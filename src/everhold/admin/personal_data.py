@@ -11,11 +11,13 @@ from msgspec import Struct
 
 from everhold.admin.sessions import SessionAdmin
 from everhold.core import forgetting
+from everhold.core.address import parse_address
 from everhold.core.attachments import list_incoming_attachments
 from everhold.core.entries import EntryKind, Thought
 from everhold.core.erasure import ErasureMoment
 from everhold.core.forgetting import IdentityStarts, is_of_person
-from everhold.core.people import PeoplePlanner
+from everhold.core.people import PERSON_MEMBER, PeoplePlanner
+from everhold.core.quotas import SubjectKind, find_quota_account, find_shared_subject
 from everhold.core.recall import RecallRecord, RecallTrace
 from everhold.core.schedule import Schedule
 from everhold.engine.recall_records import RecallRecords
@@ -227,11 +229,23 @@ class PersonalData:
     async def list_records(self, names: Collection[str], *, upto: ErasureMoment) -> list[StateRecord]:
         """The pairing requests and grants, link offers and owners of direct chats of these identities."""
         found = []
+        chats = await self._list_direct_chats(names)
         for namespace in _PERSONAL_NAMESPACES:
             for kept in await self.store.list_state_records(namespace):
-                if forgetting.is_record_of(kept, names) and forgetting.read_record_time(kept) <= upto.at:
+                if forgetting.is_record_of(kept, names, chats=chats) and forgetting.read_record_time(kept) <= upto.at:
                     found.append(kept)
         return found
+
+    async def _list_direct_chats(self, names: Collection[str]) -> set[str]:
+        """The direct chats that these identities began, as quotas name them."""
+        authors, chats, after = [f"{PERSON_MEMBER}{name}" for name in names], set(), ""
+        while page := await self.store.list_sessions_begun_by(authors=authors, limit=500, after=after):
+            for address in (parse_address(session.address) for session in page):
+                if address.kind == "dm":
+                    account = find_quota_account(address)
+                    chats.add(str(find_shared_subject(address.platform, account, address.chat)))
+            after = page[-1].id
+        return {chat for chat in chats if chat.startswith(f"{SubjectKind.CHAT}:")}
 
     async def _forget_identities(self, names: Collection[str], *, upto: ErasureMoment) -> None:
         """Remove the label and the links of the person. An identity that speaks again is a new person."""

@@ -14,7 +14,7 @@ from everhold.api.auth import ApiCaller, RequestHead
 from everhold.api.idempotency import IdempotentTasks
 from everhold.api.log_tail import LogTail
 from everhold.api.logins import LoginRegistry
-from everhold.api.rate_limits import SlotCounter
+from everhold.api.rate_limits import RateLimit, RateLimitBuckets, SlotCounter
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import HttpSettings, Settings
 from everhold.core.entries import ChatLocation
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MAX_CACHED_OWNERS: Final = 10_000
 MAX_STREAMS: Final = 256
 MAX_OPERATOR_STREAMS: Final = 128
+PERSONAL_RATE: Final = RateLimit(burst=10, per_second=1 / 30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,13 @@ class ApiContext:
     streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_STREAMS))
     """Open event streams of all callers except operators."""
     operator_streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_OPERATOR_STREAMS))
+    personal_requests: RateLimitBuckets = dataclasses.field(init=False)
+    """How often an account may have everything searched for one person."""
     _owners: OrderedDict[str, tuple[str, float]] = dataclasses.field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        monotonic = self.control.gates.clock.monotonic
+        self.personal_requests = RateLimitBuckets(PERSONAL_RATE, monotonic=monotonic)
 
     @property
     def store(self) -> Store:

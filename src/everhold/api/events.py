@@ -92,13 +92,13 @@ class _FeedReader:
         page = await self._call.context.store.read_feed(after=self.pos, limit=PAGE_SIZE)
         if page:
             self.pos = page[-1].pos
-        full = len(page) == PAGE_SIZE
+        shown: list[Entry] = page
         if self._only:
-            page = [entry for entry in page if entry.session == self._only]
+            shown = [entry for entry in shown if entry.session == self._only]
         caller = self._call.caller
         if not caller.operator or caller.scope.agents:  # other operators see everything
-            page = [entry for entry in page if await self._call.context.can_see(self._call.caller, entry.session)]
-        return page, full
+            shown = [entry for entry in shown if await self._call.context.can_see(self._call.caller, entry.session)]
+        return shown, page.has_more
 
 
 class _SessionReader:
@@ -115,10 +115,10 @@ class _SessionReader:
         self.pos = (await self._store.get_entry(self._session, last)).pos if last else 0
 
     async def read_page(self) -> tuple[list[Entry], bool]:
-        page = await self._store.list_entries(self._session, after=self._seq, limit=PAGE_SIZE)
+        page = await self._store.read_log(self._session, after=self._seq, limit=PAGE_SIZE)
         if page:
             self._seq, self.pos = page[-1].seq, page[-1].pos
-        return page, len(page) == PAGE_SIZE
+        return page, page.has_more
 
 
 async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, only: str) -> AsyncIterator[bytes]:
@@ -137,9 +137,11 @@ async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, o
             watch.grown = False
             page, full = await reader.read_page() if due else ([], False)
             text += b"".join([tail.render_entry(entry, _encode_entry) for entry in page])
+            page = []  # a slow reader holds the text only
             if text:
                 quiet = 0.0
                 yield text
+                text = b""
             if full:
                 continue
             notified = await watch.wait(POLL_SECONDS)

@@ -142,15 +142,16 @@ async def _stream_entries(call: ApiCall, session: str, after: int, limit: int | 
     """Stream the entries as one JSON document, with at most one page of them in memory."""
     yield b'{"entries":['
     first = True
-    while page := await call.context.store.list_entries(session, after=after, limit=min(PAGE_SIZE, limit or PAGE_SIZE)):
-        lines = b",".join(msgspec.json.encode(render_entry(entry)) for entry in page)
-        yield lines if first else b"," + lines
-        first = False
+    while page := await call.context.store.read_log(session, after=after, limit=min(PAGE_SIZE, limit or PAGE_SIZE)):
         after = page[-1].seq
         if limit is not None:
             limit -= len(page)
-            if limit <= 0:
-                break
+        lines = b",".join(msgspec.json.encode(render_entry(entry)) for entry in page)
+        page.clear()  # a slow reader holds the text only
+        yield lines if first else b"," + lines
+        first = False
+        if limit is not None and limit <= 0:
+            break
     yield b"]}"
 
 

@@ -18,6 +18,7 @@ MAX_PIECES: Final = 2_000
 """The limit of pieces that wait for a slow watcher. Older pieces are dropped, because pieces may be lost."""
 
 MAX_RENDERED_ENTRIES: Final = 256
+MAX_RENDERED_BYTES: Final = 4 << 20
 _SETTLING_STEPS: Final = frozenset({Step.BEGIN, Step.THINK, Step.END, Step.PAUSE})
 """Commits after which the text so far is in the log, or the reply starts again."""
 
@@ -122,6 +123,7 @@ class LogTail:
         self.watches: dict[LogWatch, None] = {}
         """A dict because its order is the same in every run, unlike that of a set."""
         self._shown: dict[tuple[int, bool], bytes] = {}
+        self._shown_bytes = 0
         self._growing: dict[str, _GrowingReply] = {}
 
     def on_commit(self, change: Change) -> None:
@@ -155,11 +157,15 @@ class LogTail:
     def render_entry(self, entry: Entry, show: Callable[[Entry], bytes]) -> bytes:
         """Return `show(entry)`, computed once for all watchers."""
         key = (entry.pos, entry.body is None)  # erasure changes how an entry is rendered
-        if key not in self._shown:
-            if len(self._shown) >= MAX_RENDERED_ENTRIES:
+        shown = self._shown.get(key)
+        if shown is None:
+            shown = show(entry)
+            if len(self._shown) >= MAX_RENDERED_ENTRIES or self._shown_bytes > MAX_RENDERED_BYTES:
                 self._shown.clear()
-            self._shown[key] = show(entry)
-        return self._shown[key]
+                self._shown_bytes = 0
+            self._shown[key] = shown
+            self._shown_bytes += len(shown)
+        return shown
 
     def watch(self, session: str = "", *, until: tuple[type[EntryBody], ...] = ()) -> LogWatch:
         """Return a watch over one session, or over all."""

@@ -56,7 +56,7 @@ async def log_in(call: ApiCall) -> Response:
     if call.caller.login:  # the new login replaces the one of this page
         await _end_quietly(call, call.caller.login)
         cookies.append(_format_cookie(call.caller.login, "", is_https=is_https, seconds=0))
-    call.context.log.info("login.created", login=issued.id, token=credential.scope.token)
+    call.context.log.info("login.created", login=issued.id, token_name=credential.scope.token)
     caller = credential.to_caller(login=issued.id, login_at=issued.created_at)
     body = {"key": issued.key, "login": issued.id, "name": caller.sender, "role": caller.role}
     return _add_cookies(build_json_response(body), cookies)
@@ -87,7 +87,7 @@ async def create_login_code(call: ApiCall) -> Response:
             403, "denied", f"a token with role {credential.scope.role} cannot log in", remedy="name a person's token"
         )
     code, until = await call.context.logins.create_code(credential)
-    call.context.log.info("login.offered", token=credential.scope.token, by=call.caller.account)
+    call.context.log.info("login.offered", token_name=credential.scope.token, by=call.caller.account)
     return build_json_response({"code": code, "until": until, "url": call.context.gateway.describe()["url"]})
 
 

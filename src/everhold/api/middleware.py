@@ -211,7 +211,7 @@ class GuardMiddleware:
         here = identify_by_connection(head, self.local)
         where = get_peer_network(find_client_address(head, settings.trusted_proxies))
         token = extract_token(head)
-        if token and (caller := self._check_token(token, where, settings, guess=here is None)):
+        if token and (caller := self._check_token(token, where, head, settings, guess=here is None)):
             return caller
         if here is not None:
             return here
@@ -247,16 +247,27 @@ class GuardMiddleware:
                 return credential.to_caller()
         return identify_by_connection(head, self.local) or await self._find_login(head, settings)
 
-    def _check_token(self, token: str, where: str, settings: HttpSettings, *, guess: bool) -> ApiCaller | None:
+    def _check_token(
+        self, token: str, where: str, head: RequestHead, settings: HttpSettings, *, guess: bool
+    ) -> ApiCaller | None:
         """Return the caller whose token this is. The token is always compared, so that wrong tokens of others at the
-        same address, such as a proxy, lock nobody out. The rate of wrong tokens only limits what they cost."""
+        same address, such as a proxy, lock nobody out. The rate of wrong tokens only limits what they cost.
+
+        What anybody may read needs no token, so a wrong one does not make it fail. After too many wrong tokens it is
+        answered as to anybody, because its answer would tell whether the next one is right.
+        """
         credential = find_credential(token, settings, local=self.local)
-        caller = credential.to_caller() if credential is not None else None
-        if caller is None and guess:
-            if wait := self._guess_buckets.take(where):
-                raise _build_rate_limit_error(wait)
+        if not guess or (credential is not None and self._guess_buckets.has_room(where)):
+            return credential.to_caller() if credential is not None else None
+        is_public = self.is_public(head.method, head.path)
+        if credential is not None:
+            return None if is_public else credential.to_caller()
+        wait = self._guess_buckets.take(where)
+        if wait and not is_public:
+            raise _build_rate_limit_error(wait)
+        if not wait:
             self.log.warning("http.denied", peer=where, reason="wrong token")
-        return caller
+        return None
 
     async def _read_body(self, head: RequestHead, receive: Receive, most_bytes: int) -> bytes:
         if (

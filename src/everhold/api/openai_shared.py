@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError, build_limited_error, format_retry_after
+from everhold.api.idempotency import TaskKey
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
 from everhold.api.request import PERSON_HEADER, ApiCall, decode_header
 from everhold.core.budget import list_turn_budgets
@@ -169,8 +170,9 @@ async def _stream_model_reply(call: ApiCall, asked: OpenAIQuery) -> AsyncIterato
     key = get_header(call, IDEMPOTENCY_KEY_HEADER)
     if key:
         digest = hashlib.sha256(call.raw_body).digest()
+        sender = call.caller.resolve_sender(get_header(call, PERSON_HEADER))
         task = call.context.idempotent_tasks.start(
-            (call.caller.account, key), digest, lambda: _call_model(call, asked, pieces)
+            TaskKey(call.caller.account, sender, key), digest, lambda: _call_model(call, asked, pieces)
         )
     else:
         task = asyncio.get_running_loop().create_task(_call_model(call, asked, pieces))

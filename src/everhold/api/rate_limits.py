@@ -39,6 +39,10 @@ class RateLimitBuckets:
             self._fills.popitem(last=False)
         return 0.0 if granted else (1 - fill) / rate.per_second
 
+    def has_room(self, *key: str) -> bool:
+        """Return whether `take` would grant one now."""
+        return key not in self._fills or self._compute_fill(key, self.rate) >= 1
+
     def _compute_fill(self, key: tuple[str, ...], rate: RateLimit) -> float:
         fill, since = self._fills.get(key, (rate.burst, 0.0))
         return min(rate.burst, fill + (self._monotonic() - since) * rate.per_second)

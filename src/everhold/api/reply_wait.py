@@ -28,6 +28,7 @@ from everhold.core.entries import (
     Took,
     ToolCall,
 )
+from everhold.ports.store import EntryPage
 
 PAGE_SIZE: Final = 200
 _OUTAGE_REASONS: Final = (OUTAGE_NOTICE, "model")
@@ -78,7 +79,7 @@ async def follow_reply(
         while not context.tail.closed:
             reader.pieces += watch.take_pieces()
             watch.grown = False
-            page = await context.store.list_entries(session, after=after, limit=PAGE_SIZE) if due else []
+            page = await context.store.read_log(session, after=after, limit=PAGE_SIZE) if due else EntryPage()
             for part in reader.take_growth():
                 yield part
             for entry in page:
@@ -90,7 +91,7 @@ async def follow_reply(
                     return
             for part in reader.take_growth():
                 yield part
-            if len(page) == PAGE_SIZE:
+            if page.has_more:
                 continue
             if due and (not reader.op or reader.outage_notified):
                 await _check_model_outage(context, session)

@@ -18,6 +18,7 @@ from everhold.api import (
     memory,
     openai_chat,
     openai_responses,
+    own_data,
     people,
     schemas,
 )
@@ -173,6 +174,35 @@ _ROUTES: Final = (
         "Show the caller",
         response_bodies={200: ResponseBody("The caller.", schemas.CallerView)},
         least=CallerRole.SERVICE,
+    ),
+    ApiRoute(
+        "GET /api/me/export",
+        own_data.export_own_data,
+        "Export your data",
+        about="What you said and what was answered to you, your notes and schedules, and what each memory has of you. "
+        "A record with `missing` names a memory that cannot export it. A service names its user in the header "
+        "`X-Everhold-Person`. At most ten requests at once for each token, and then one in thirty seconds, together "
+        "with those to be forgotten.",
+        response_bodies={
+            200: ResponseBody("One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
+        },
+        refusal_statuses=(400,),
+        least=CallerRole.SERVICE,
+        fresh=True,
+    ),
+    ApiRoute(
+        "POST /api/me/forget",
+        own_data.forget_caller,
+        "Be forgotten",
+        about="Without `confirm` the answer is a plan, and nothing is changed. With `confirm` of the plan your entries "
+        "are erased in every log, and every memory is asked to delete what it has of you. This cannot be undone. The "
+        "gateway goes on with places that are `asked`. A service names its user in the header `X-Everhold-Person`. "
+        "What is stored of the other users of the service stays.",
+        request_type=schemas.OwnForgetRequest,
+        response_bodies={200: ResponseBody("What is or would be erased.", schemas.OwnForgetResponse)},
+        refusal_statuses=(400,),
+        least=CallerRole.SERVICE,
+        fresh=True,
     ),
     ApiRoute(
         "POST /api/login",

@@ -142,6 +142,14 @@ class ForgetRequest(Struct, forbid_unknown_fields=True):
     ] = False
 
 
+class OwnForgetRequest(Struct, forbid_unknown_fields=True):
+    """The confirmation of a person who wants to be forgotten."""
+
+    confirm: Annotated[
+        str, Meta(max_length=300, description="Your name, as `confirm` of the plan shows it. Without it: only a plan.")
+    ] = ""
+
+
 class MemoryImportRequest(Struct, forbid_unknown_fields=True):
     """Markdown files to import."""
 
@@ -428,6 +436,28 @@ class ErasureView(Struct):
 
 class ErasureListResponse(Struct):
     erasures: list[ErasureView]
+
+
+class OwnPlaceView(Struct):
+    """A place that holds data of the person. `until`: when it loses the data by itself, at the earliest; else 0."""
+
+    place: str
+    state: str
+    until: float
+
+
+class OwnForgetResponse(Struct):
+    """What is or would be erased. `confirm` of a plan confirms it; `remains` says what stays, and why."""
+
+    confirm: str
+    names: list[str]
+    state: str
+    done: bool
+    entries: int
+    schedules: int
+    records: int
+    places: list[OwnPlaceView]
+    remains: list[str]
 
 
 class ForgetResponse(Struct):

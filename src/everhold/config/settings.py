@@ -469,6 +469,14 @@ class ChatQuotas(SubjectQuotas):
     conversations_per_day: int = Field(default=1_000, ge=0)
 
 
+class ServiceQuotas(SubjectQuotas):
+    messages_per_minute: int = Field(default=3_000, ge=0)
+    waiting_messages: int = Field(default=2_500, ge=0)
+    waiting_bytes: int = Field(default=32_000_000, ge=0)
+    bytes_per_day: int = Field(default=10_000_000_000, ge=0)
+    conversations_per_day: int = Field(default=5_000, ge=0)
+
+
 class AccountQuotas(SubjectQuotas):
     messages_per_minute: int = Field(default=6_000, ge=0)
     waiting_messages: int = Field(default=5_000, ge=0)
@@ -512,7 +520,9 @@ class QuotaSettings(ConfigSection):
     stranger: StrangerQuotas = StrangerQuotas()
     """One sender with the role known or stranger, whom only a `"*"` admits to a group."""
     chat: ChatQuotas = ChatQuotas()
-    """All senders of one chat together; also all users of one token with the role service."""
+    """All senders of one chat together."""
+    service: ServiceQuotas = ServiceQuotas()
+    """All users of one token with the role service together. Each of them also has the limits of a sender."""
     account: AccountQuotas = AccountQuotas()
     """All senders of one account together; also all callers of the API."""
     token: TokenQuotas = TokenQuotas()

@@ -47,6 +47,9 @@ SHORT_TEXT_CHARS: Final = 2_000
 """Longest text, in characters, that is shown in full even if a request has to be as small as possible."""
 STUB_HEAD_CHARS: Final = 1_200
 STUB_TAIL_CHARS: Final = 400
+STUB_NOTE_CHARS: Final = 128
+"""Room for the note between them. No stub is longer than all three, so the stub of a stub is the same."""
+MAX_STUB_CHARS: Final = STUB_HEAD_CHARS + STUB_TAIL_CHARS + STUB_NOTE_CHARS
 
 PINS_HEADING: Final = "[Pinned by people, so that it stays in view, word for word:]"
 ERASED_RESULT_TEXT: Final = "[The result of this was erased.]"
@@ -269,6 +272,36 @@ def list_context_stubs(view: SessionContext) -> frozenset[int]:
     return marks & {entry.seq for exchange in view.turns for entry in (*exchange.heard, *exchange.steps)}
 
 
+def shorten_stubs(view: SessionContext, stubs: Collection[int]) -> SessionContext:
+    """Return the context with only the shown parts of the entries that are shown as stubs, so that a few huge texts do
+    not take much memory. It is rendered to the same messages."""
+    if not stubs:
+        return view
+    return structs.replace(view, turns=tuple(shorten_turn_stubs(exchange, stubs) for exchange in view.turns))
+
+
+def shorten_turn_stubs(exchange: TurnEntries, stubs: Collection[int]) -> TurnEntries:
+    """Return a turn with only the shown parts of the entries that are shown as stubs."""
+    if stubs and any(entry.seq in stubs for entry in (*exchange.heard, *exchange.steps)):
+        return TurnEntries(
+            op=exchange.op,
+            heard=tuple(shorten_stub(it) if it.seq in stubs else it for it in exchange.heard),
+            steps=tuple(shorten_stub(it) if it.seq in stubs else it for it in exchange.steps),
+        )
+    return exchange
+
+
+def shorten_stub(entry: Entry) -> Entry:
+    """Return a message or a tool result with only what is shown of it as a stub."""
+    body = entry.body
+    if isinstance(body, Heard):
+        pieces = tuple(structs.replace(piece, text=render_stub(piece.text, entry.seq)) for piece in body.pieces)
+        return structs.replace(entry, body=structs.replace(body, text=render_stub(body.text, entry.seq), pieces=pieces))
+    if isinstance(body, Returned):
+        return structs.replace(entry, body=structs.replace(body, text=render_stub(body.text, entry.seq)))
+    return entry
+
+
 def _render_turn(exchange: TurnEntries, stubs: frozenset[int], recalled: str = "") -> Iterable[ModelMessage]:
     unsaid = {entry.seq: entry for entry in exchange.heard}
     found: tuple[dict[tuple[int, str], Entry], set[int]] | None = None
@@ -335,7 +368,7 @@ def _render_result(call: str, entry: Entry | None, stubs: frozenset[int], *, era
 
 def render_stub(text: str, seq: int) -> str:
     """Return the stub of entry `seq`: the beginning and the end of its text, and where to read the rest."""
-    if len(text) <= STUB_HEAD_CHARS + STUB_TAIL_CHARS:
+    if len(text) <= MAX_STUB_CHARS:
         return text
     return (
         f"{text[:STUB_HEAD_CHARS]}\n"

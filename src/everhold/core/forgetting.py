@@ -95,8 +95,9 @@ def is_scheduled_by(schedule: Schedule, names: IdentityStarts) -> bool:
     return any(is_of_person(it, names, at=schedule.made) for it in made_by)
 
 
-def is_record_of(record: StateRecord, names: Collection[str]) -> bool:
-    """Return whether a state record belongs to one of these identities."""
+def is_record_of(record: StateRecord, names: Collection[str], *, chats: Collection[str] = ()) -> bool:
+    """Return whether a state record belongs to one of these identities, or to one of their direct chats, which `chats`
+    names as quotas do."""
     platform, _ = split_state_scope(record.scope)
     match record.namespace:
         case StateNamespace.PAIRING_REQUEST | StateNamespace.PAIRING_GRANT:
@@ -108,7 +109,7 @@ def is_record_of(record: StateRecord, names: Collection[str]) -> bool:
         case StateNamespace.HELD_MESSAGE:
             return _read_field(record, "identity") in names
         case StateNamespace.QUOTA:
-            return record.key.removeprefix(f"{SubjectKind.SENDER}:") in names
+            return record.key in chats or record.key.removeprefix(f"{SubjectKind.SENDER}:") in names
         case _:
             return record.key in names
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from everhold.core.address import Address
 from everhold.core.entries import StoredRecord
 from everhold.core.roles import PersonRole
 
@@ -37,6 +38,8 @@ class SubjectKind(enum.StrEnum):
 
     SENDER = "sender"
     CHAT = "chat"
+    SERVICE = "service"
+    """All users of one token with the role service."""
     ACCOUNT = "account"
 
 
@@ -56,7 +59,7 @@ class QuotaLimits(Protocol):
 
 
 class QuotaTable(Protocol):
-    """The limits of senders by their role, of chats and of accounts."""
+    """The limits of senders by their role, of chats, of services and of accounts."""
 
     @property
     def member(self) -> QuotaLimits: ...
@@ -65,17 +68,32 @@ class QuotaTable(Protocol):
     @property
     def chat(self) -> QuotaLimits: ...
     @property
+    def service(self) -> QuotaLimits: ...
+    @property
     def account(self) -> QuotaLimits: ...
 
 
 class QuotaSubject(Struct, frozen=True):
-    """A sender (its identity), a chat or an account."""
+    """A sender (its identity), a chat, a service or an account."""
 
     kind: SubjectKind
     name: str
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
+
+
+def find_shared_subject(platform: str, account: str, chat: str) -> QuotaSubject:
+    """Return with whom a sender shares limits: with the chat, or with all users of a service, because it can invent as
+    many as it likes."""
+    if platform == "http" and "/" in chat:
+        return QuotaSubject(SubjectKind.SERVICE, chat.partition("/")[0])
+    return QuotaSubject(SubjectKind.CHAT, f"{platform}:{account}:{chat}")
+
+
+def find_quota_account(address: Address) -> str:
+    """Return the account whose quotas count at an address. Its name is left out if it is the agent's."""
+    return address.account or ("" if address.platform in ("http", "terminal") else address.agent)
 
 
 class QuotaRefusal(Struct, frozen=True, kw_only=True):
@@ -178,6 +196,7 @@ _LEAD: Final = {
 _WHOSE: Final = {
     SubjectKind.SENDER: "you",
     SubjectKind.CHAT: "this chat",
+    SubjectKind.SERVICE: "all users of this service together",
     SubjectKind.ACCOUNT: "all people together here",
 }
 

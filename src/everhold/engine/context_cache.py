@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Sequence
+from sys import getsizeof
 from typing import Final
 
+import msgspec
 from msgspec import Struct, structs
 
 from everhold.core.compression import estimate_message_tokens
@@ -21,15 +23,29 @@ from everhold.core.context import (
     list_turn_stubs,
     render_messages,
     select_operations,
+    shorten_stub,
+    shorten_stubs,
+    shorten_turn_stubs,
     start_request_prefix,
 )
-from everhold.core.entries import Began, Changed, Entry, EntryKind, EntryPinned, Took, VerbatimMessage
+from everhold.core.entries import (
+    Began,
+    Changed,
+    Ended,
+    Entry,
+    EntryKind,
+    EntryPinned,
+    Heard,
+    Thought,
+    Took,
+    VerbatimMessage,
+)
 from everhold.core.pins import build_pinned
 from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
 from everhold.ports.store import Operation, Session, SessionSnapshot, Store
 
-MAX_CACHED_CHARS: Final = 32_000_000
+MAX_CACHED_BYTES: Final = 32_000_000
 """The limit of all cached contexts together, because a few long ones take as much memory as many short ones."""
 MAX_BLOB_BYTES: Final = 8_000_000
 MAX_READ_THROUGH: Final = 5_000
@@ -38,6 +54,7 @@ MAX_GAP: Final = 200
 """Messages that are nearer to each other are read together, with what is between them."""
 STEP_KINDS: Final = tuple(kind for kind in EntryKind if kind is not EntryKind.HEARD)
 """The kinds of the entries that belong to an operation."""
+PAGE_ENTRIES: Final = 10_000
 
 
 class CachedContext(Struct, frozen=True, kw_only=True):
@@ -53,17 +70,20 @@ class CachedContext(Struct, frozen=True, kw_only=True):
     """The session's own entries in the context."""
     stubs: frozenset[int] = frozenset()
     """The entries that are shown as stubs."""
-    chars: int = 0
-    """The size of the texts in its entries, which are in memory even if they are shown as stubs."""
+    size_bytes: int = 0
+    """The memory of the texts in its entries."""
 
     def with_turn(self, exchange: TurnEntries) -> CachedContext:
         """Return this context with one more turn of the session at its end."""
+        stubs = self.stubs | list_turn_stubs(exchange)
+        exchange = shorten_turn_stubs(exchange, stubs)
         last = SessionContext(turns=(exchange,))
-        view, stubs = self.context + last, self.stubs | list_turn_stubs(exchange)
+        view = self.context + last
         if stubs == self.stubs:
             more = render_messages(last, stubs=stubs)
             shown, weight = self.messages + more, self.tokens + estimate_message_tokens(more)
         else:
+            view = shorten_stubs(view, stubs)
             shown = render_messages(view, stubs=stubs)
             weight = estimate_message_tokens(shown)
         return CachedContext(
@@ -74,17 +94,34 @@ class CachedContext(Struct, frozen=True, kw_only=True):
             newest_turn=exchange.op,
             seqs=self.seqs.union(_list_turn_seqs(exchange)),
             stubs=stubs,
-            chars=self.chars + _count_chars(exchange),
+            size_bytes=self.size_bytes + _measure_turn(exchange) if stubs == self.stubs else _measure_context(view),
         )
 
 
-def _count_chars(exchange: TurnEntries) -> int:
-    return sum(len(getattr(entry.body, "text", "")) for entry in (*exchange.heard, *exchange.steps))
+def _measure_context(view: SessionContext) -> int:
+    return sum(map(_measure_turn, view.turns))
+
+
+def _measure_turn(exchange: TurnEntries) -> int:
+    """Return the memory of a turn's texts. One character may take four bytes, and then each of its text does."""
+    size = 0
+    for entry in (*exchange.heard, *exchange.steps):
+        body = entry.body
+        size += getsizeof(getattr(body, "text", ""))
+        if isinstance(body, Heard):
+            for piece in body.pieces:
+                size += getsizeof(piece.text)
+        elif isinstance(body, Thought):
+            size += getsizeof(body.reasoning)
+            for call in body.calls:
+                size += len(msgspec.json.encode(call.arguments))
+    return size
 
 
 def build_cached_context(view: SessionContext, session: str, *, generation: int, newest: int) -> CachedContext:
     """Return a context of `session` with its derived values."""
     stubs = list_context_stubs(view)
+    view = shorten_stubs(view, stubs)
     shown = render_messages(view, stubs=stubs)
     own = (exchange for exchange in view.turns if exchange.steps[0].session == session)
     seqs = frozenset(seq for exchange in own for seq in _list_turn_seqs(exchange))
@@ -96,7 +133,7 @@ def build_cached_context(view: SessionContext, session: str, *, generation: int,
         newest_turn=newest,
         seqs=seqs,
         stubs=stubs,
-        chars=sum(map(_count_chars, view.turns)),
+        size_bytes=_measure_context(view),
     )
 
 
@@ -115,12 +152,12 @@ class ContextCache:
     """
 
     def __init__(
-        self, *, max_sessions: int = 512, max_chars: int = MAX_CACHED_CHARS, max_blob_bytes: int = MAX_BLOB_BYTES
+        self, *, max_sessions: int = 512, max_bytes: int = MAX_CACHED_BYTES, max_blob_bytes: int = MAX_BLOB_BYTES
     ) -> None:
         self.max_sessions = max_sessions
-        self.max_chars = max_chars
+        self.max_bytes = max_bytes
         self.max_blob_bytes = max_blob_bytes
-        self._chars = 0
+        self._size_bytes = 0
         """The size of all cached contexts."""
         self._blob_bytes = 0
         self._contexts: OrderedDict[str, CachedContext] = OrderedDict()
@@ -163,7 +200,7 @@ class ContextCache:
         session = glance.session
         seen = self.get_cached(glance)
         if seen is None:
-            view = await load_context_at(store, session, at=session.last_seq + 1)
+            view = await load_context_at(store, session, at=session.last_seq + 1, shorten=True)
             seen = build_cached_context(view, session.id, generation=session.generation, newest=glance.newest_turn)
         self.put(session.id, seen)
         return seen
@@ -179,12 +216,14 @@ class ContextCache:
 
     def put(self, session: str, seen: CachedContext) -> None:
         before = self._contexts.get(session)
-        self._chars += seen.chars - (0 if before is None else before.chars)
+        self._size_bytes += seen.size_bytes - (0 if before is None else before.size_bytes)
         self._contexts[session] = seen
         self._contexts.move_to_end(session)
-        while len(self._contexts) > self.max_sessions or (self._chars > self.max_chars and len(self._contexts) > 1):
+        while len(self._contexts) > self.max_sessions or (
+            self._size_bytes > self.max_bytes and len(self._contexts) > 1
+        ):
             evicted, gone = self._contexts.popitem(last=False)
-            self._chars -= gone.chars
+            self._size_bytes -= gone.size_bytes
             self._prefixes.pop(evicted, None)
 
     def extend_prefix(self, session: str, shown: tuple[ModelMessage, ...], *, system: str) -> RequestPrefix:
@@ -208,20 +247,22 @@ async def load_context_at(
     over: bool = False,
     since: int = 0,
     has_pins: bool = True,
+    shorten: bool = False,
 ) -> SessionContext:
     """Return the context just before seq `at`; `compression` pins one (0: none). A branch starts with its parent's
     context.
 
     Turns that the parent had not finished when the branch was made are excluded (`over`); they continue in the parent.
     With `since`, operations that began before it are not loaded. A branch has taken over its parent's pins, so the
-    parent's context is loaded without them (`has_pins`).
+    parent's context is loaded without them (`has_pins`). With `shorten`, of the entries that are shown as stubs only
+    the shown parts are loaded.
     """
     erased: set[int] = set()
     while True:
         selection = await select_context(store, session.id, at=at, compression=compression, over=over, erased=erased)
         if since:
             selection = structs.replace(selection, turns=tuple(it for it in selection.turns if it.op > since))
-        view = await _load_selection(store, session.id, selection)
+        view = await _load_selection(store, session.id, selection, shorten=shorten)
         if selection.compression is None or view.compression is not None:
             break
         erased.add(selection.compression.op)  # the compression was in force at that time, but its summary was erased
@@ -229,7 +270,10 @@ async def load_context_at(
         view = structs.replace(view, pins=await load_pinned(store, session.id, at=at))
     if selection.is_whole and session.parent and not since:
         parent = await store.get_session(session.parent)
-        return await load_context_at(store, parent, at=session.parent_at + 1, over=True, has_pins=False) + view
+        above = await load_context_at(
+            store, parent, at=session.parent_at + 1, over=True, has_pins=False, shorten=shorten
+        )
+        return above + view
     return view
 
 
@@ -317,7 +361,7 @@ async def _find_newest_operation(
     return None
 
 
-async def _load_selection(store: Store, session: str, selection: ContextSelection) -> SessionContext:
+async def _load_selection(store: Store, session: str, selection: ContextSelection, *, shorten: bool) -> SessionContext:
     entries = []
     if selection.compression is not None:
         compression = selection.compression
@@ -327,8 +371,23 @@ async def _load_selection(store: Store, session: str, selection: ContextSelectio
     if selection.turns:
         last = max(turn.last or 0 for turn in selection.turns)
         running = any(not turn.last for turn in selection.turns)
-        entries += await list_turn_entries(store, session, selection.turns, upto=None if running else last)
+        upto = None if running else last
+        entries += await _load_turn_entries(store, session, selection.turns, upto=upto, shorten=shorten)
     return assemble_context(selection, entries)
+
+
+async def _load_turn_entries(
+    store: Store, session: str, turns: Sequence[Operation], *, upto: int | None, shorten: bool
+) -> list[Entry]:
+    if not shorten:
+        return await list_turn_entries(store, session, turns, upto=upto)
+    first = min(turn.first for turn in turns)
+    end = (await store.get_session_head(session))[0] if upto is None else upto
+    if end - first <= MAX_READ_THROUGH:
+        return await _load_shortened_entries(store, session, first=first, upto=upto)
+    found = {entry.seq: entry for entry in await list_turn_entries(store, session, turns, upto=upto)}
+    _shorten_stubs_of(found, list(found.values()))
+    return list(found.values())
 
 
 async def list_turn_entries(
@@ -368,3 +427,24 @@ def _group_near(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
         if not following or following - seq > MAX_GAP:
             yield start, seq
             start = 0
+
+
+async def _load_shortened_entries(store: Store, session: str, *, first: int, upto: int | None) -> list[Entry]:
+    """Load entries in pages. A turn's later entries say which messages and results are stubs, and only what is shown
+    of these stays in memory."""
+    found: dict[int, Entry] = {}
+    after = first - 1
+    while page := await store.read_log(session, after=after, upto=upto, limit=PAGE_ENTRIES):
+        found.update((entry.seq, entry) for entry in page)
+        after = page[-1].seq
+        _shorten_stubs_of(found, page)
+        if not page.has_more:
+            break
+    return list(found.values())
+
+
+def _shorten_stubs_of(found: dict[int, Entry], steps: Sequence[Entry]) -> None:
+    """Shorten what the steps of turns say is shown as a stub."""
+    for entry in steps:
+        if isinstance(entry.body, Thought | Ended) and entry.body.stubs:
+            found.update((seq, shorten_stub(found[seq])) for seq in entry.body.stubs if seq in found)

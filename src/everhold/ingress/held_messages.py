@@ -221,23 +221,33 @@ class HeldMessages:
 
     async def _release(self, queued: _QueuedMessage, complete: IncomingMessage) -> None:
         """Accept a message and delete its record in one commit. Retries until the store allows it."""
-        held, failures = queued.held, 0
-        complete = structs.replace(complete, state_write=queued.record.replace_with(None))
+        held, record, failures = queued.held, queued.record, 0
         while True:
+            complete = structs.replace(complete, state_write=record.replace_with(None))
             decision, origin = held.decision, held.incoming.origin
             if decision.asks and await self._is_halted(origin.platform, decision.chat or origin.chat):
                 decision = structs.replace(decision, asks=False)
             try:
                 await self._acceptor.release(complete, decision, more_bytes=_count_undeclared(held.incoming, complete))
                 return
-            except Conflict:
-                self._gates.log.info("message.forgotten", platform=origin.platform, account=origin.account)
-                return  # its record was deleted: the sender was forgotten
             except EverholdError as error:
+                if isinstance(error, Conflict):  # its record was deleted or rewritten, or others always came first
+                    found = await self._find_again(record)
+                    if found is None:
+                        self._gates.log.info("message.forgotten", platform=origin.platform, account=origin.account)
+                        return
+                    record = found
                 failures += 1
                 self._gates.log.warning("message.held", platform=origin.platform, account=origin.account, error=error)
                 wait = retry_delay_seconds(failures, jitter=self._gates.chance.random()) or LONGEST_WAIT_SECONDS
                 await self._gates.sleep(min(wait, LONGEST_WAIT_SECONDS))
+
+    async def _find_again(self, record: StateRecord) -> StateRecord | None:
+        """Return the record as it is now; None if it was deleted, because its sender was forgotten."""
+        try:
+            return await self._gates.store.get_state_record(record.namespace, record.key, scope=record.scope)
+        except EverholdError:
+            return record  # the store cannot be read now
 
     async def _download_files(self, incoming: IncomingMessage) -> IncomingMessage:
         """Return the message with its files, and with a note for each that is missing."""

@@ -32,6 +32,8 @@ from everhold.core.quotas import (
     RateMeter,
     SubjectKind,
     WaitingCount,
+    find_quota_account,
+    find_shared_subject,
     is_exempt,
     reserve_bytes,
 )
@@ -159,8 +161,7 @@ class MessageQuotas:
         origin = incoming.origin
         if origin.platform in EXEMPT_PLATFORMS:
             return None
-        chat = _find_quota_chat(origin.platform, admission.chat or origin.chat)
-        key = (admission.identity, origin.platform, origin.account, chat)
+        key = (admission.identity, origin.platform, origin.account, admission.chat or origin.chat)
         meters = self._known.get(key) or self._find_meters(key)
         settings = self._settings()
         own = settings.member if admission.role >= PersonRole.MEMBER else settings.stranger
@@ -170,7 +171,7 @@ class MessageQuotas:
         if incoming.files or incoming.remote_files:
             size += sum(map(len, incoming.files)) + sum(it.size for it in incoming.remote_files)
         return MessageCharge(
-            tuple(zip(meters, (own, settings.chat, settings.account), strict=True)),
+            _list_parts(meters, own, settings),
             text_size=text_size,
             size=size,
             asks=admission.asks and not incoming.bot and not incoming.notice and incoming.addressed,
@@ -182,12 +183,9 @@ class MessageQuotas:
         if is_exempt(role):
             return None
         settings = self._settings()
-        limits = (settings.member, settings.chat, settings.account)
-        chat = _find_quota_chat(origin.platform, origin.chat)
-        meters = self._find_meters((identity, origin.platform, origin.account, chat))
-        charge = MessageCharge(
-            tuple(zip(meters, limits, strict=True)), text_size=size, size=size, asks=False, is_local=True
-        )
+        meters = self._find_meters((identity, origin.platform, origin.account, origin.chat))
+        parts = _list_parts(meters, settings.member, settings)
+        charge = MessageCharge(parts, text_size=size, size=size, asks=False, is_local=True)
         refusal = await self.take(charge)
         charge.give_back_waiting()
         if refusal is not None:
@@ -293,7 +291,7 @@ class MessageQuotas:
             left, meter.bytes_left = meter.bytes_left, 0
             if left and meter.day == self._get_today():
                 with contextlib.suppress(EverholdError):  # a block that is not returned counts as used
-                    await self._update_use(meter, functools.partial(_return_bytes, left))
+                    await self._update_use(meter, functools.partial(_return_bytes, left), only_existing=True)
 
     # -- meters ------------------------------------------------------------------------------------------------------
 
@@ -301,7 +299,7 @@ class MessageQuotas:
         identity, platform, account, chat = key
         found = (
             self._find_meter(QuotaSubject(SubjectKind.SENDER, identity)),
-            self._find_meter(QuotaSubject(SubjectKind.CHAT, f"{platform}:{account}:{chat}")),
+            self._find_meter(find_shared_subject(platform, account, chat)),
             self._find_meter(QuotaSubject(SubjectKind.ACCOUNT, f"{platform}:{account}")),
         )
         if len(self._known) >= MAX_METERS:
@@ -396,10 +394,15 @@ class MessageQuotas:
         await self._update_use(meter, decide)
         return new
 
-    async def _update_use(self, meter: SubjectMeter, decide: Callable[[DailyUse], DailyUse]) -> None:
+    async def _update_use(
+        self, meter: SubjectMeter, decide: Callable[[DailyUse], DailyUse], *, only_existing: bool = False
+    ) -> None:
+        """Change the record of a subject. With `only_existing`, a record that was deleted with its person stays so."""
         today, at = self._get_today(), self._clock.now()
 
-        def decide_value(value: str | None) -> str:
+        def decide_value(value: str | None) -> str | None:
+            if value is None and only_existing:
+                return None
             use = DailyUse(day="") if value is None else msgspec.json.decode(value, type=DailyUse)
             if use.day != today:
                 use = DailyUse(day=today, at=at)
@@ -438,15 +441,18 @@ def _find_waiting_refusal(charge: MessageCharge) -> QuotaRefusal | None:
     return None
 
 
-def _find_quota_chat(platform: str, chat: str) -> str:
-    """Return what counts as one chat. All users of a service do, because it can invent as many as it likes."""
-    return chat.partition("/")[0] if platform == "http" else chat
+def _list_parts(
+    meters: tuple[SubjectMeter, SubjectMeter, SubjectMeter], own: QuotaLimits, settings: QuotaTable
+) -> tuple[tuple[SubjectMeter, QuotaLimits], ...]:
+    """Pair each meter with its limits. A sender's own limits depend on the role."""
+    sender, group, account = meters
+    shared = settings.service if group.subject.kind is SubjectKind.SERVICE else settings.chat
+    return (sender, own), (group, shared), (account, settings.account)
 
 
 def _list_subjects(row: WaitingCount) -> Iterable[QuotaSubject]:
     address = parse_address(row.address)
-    account = address.account or ("" if address.platform in ("http", "terminal") else address.agent)
+    account = find_quota_account(address)
     yield QuotaSubject(SubjectKind.SENDER, row.author.removeprefix(PERSON_MEMBER))
-    chat = _find_quota_chat(address.platform, address.chat)
-    yield QuotaSubject(SubjectKind.CHAT, f"{address.platform}:{account}:{chat}")
+    yield find_shared_subject(address.platform, account, address.chat)
     yield QuotaSubject(SubjectKind.ACCOUNT, f"{address.platform}:{account}")

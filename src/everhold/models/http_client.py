@@ -139,7 +139,12 @@ class ModelHttpClient:
             error = build_garbled_error(self.endpoint, str(oversized))
         if reading.finished:
             return
-        raise error or build_dropped_error(self.endpoint)
+        try:
+            raise error or build_dropped_error(self.endpoint)
+        finally:
+            # The error's traceback refers to this frame. A cycle would keep the request in memory until the next
+            # garbage collection, which counts objects and not bytes.
+            del error
 
     async def _post(self, body: bytes, reading: ResponseReader) -> Exception | None:
         loop = asyncio.get_running_loop()

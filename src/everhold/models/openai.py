@@ -6,6 +6,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -55,6 +56,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 MAX_CACHE_BYTES: Final = 8 * 1024 * 1024
 """How many rendered conversations are cached."""
+LONG_MESSAGE_BYTES: Final = 64 * 1024
 
 
 class OpenAIModel:
@@ -261,6 +263,10 @@ class _RenderedMessageCache:
             return
         _, _, before = self._entries.pop(id(messages[0]), ((), [], 0))
         size = sum(map(len, rendered))
+        if size > LONG_MESSAGE_BYTES * len(
+            messages
+        ):  # the texts are kept, too; those of short ones are not worth counting
+            size += sum(getsizeof(message.text) for message in messages)
         self._size_bytes += size - before
         self._entries[id(messages[0])] = (messages, rendered, size)
         while self._size_bytes > MAX_CACHE_BYTES:

@@ -463,6 +463,17 @@ class Session(Struct, frozen=True, kw_only=True):
     """memory instance -> the name under which it stores this session."""
 
 
+PAGE_BYTES: Final = 1 << 20
+"""A page of entries ends after the entry with which its bodies reach this size, however many were asked for."""
+
+
+class EntryPage(list[Entry]):
+    """Entries in order. A few large entries take as much memory as many small ones, so a page is bounded by both."""
+
+    has_more: bool = False
+    """More entries may follow at once."""
+
+
 class CitedEntry(Struct, frozen=True, kw_only=True):
     """An entry, the agent of its session, and whether it belongs to an undone turn."""
 
@@ -601,6 +612,9 @@ class Store(Protocol):
         limit: int | None = None,
     ) -> list[Entry]: ...
 
+    async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
+        """Entries of one session in order, with bodies of about `PAGE_BYTES` at most. Empty at the end."""
+
     async def get_entry(self, session: str, seq: int) -> Entry: ...
 
     async def count_erasures(self, session: str) -> int:
@@ -620,8 +634,8 @@ class Store(Protocol):
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         """The session, seq and operation of the entry with this dedup key."""
 
-    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        """Entries of all sessions in commit order."""
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> EntryPage:
+        """Entries of all sessions in commit order, with bodies of about `PAGE_BYTES` at most. Empty at the end."""
 
     async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Notes and erasures of all sessions in commit order. Curated facts are derived from them."""

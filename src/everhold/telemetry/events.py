@@ -52,6 +52,7 @@ class LogEvent(StrEnum):
     EVENT_FOREIGN = "event.foreign"
     EVENT_UNPARSED = "event.unparsed"
     FILE_MISSING = "file.missing"
+    FORGETTING_REQUESTED = "forgetting.requested"
     GAP_CLOSED = "gap.closed"
     GAP_FILLED = "gap.filled"
     GATEWAY_STOPPING = "gateway.stopping"

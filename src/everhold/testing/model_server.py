@@ -214,7 +214,11 @@ class ModelServer(HttpListener):
     def _count_openai_cached(self, body: Any) -> int:
         """Return the cached tokens. Prefixes of 1,024 tokens and more are cached in steps of 128."""
         text = dump_json([body.get("tools", []), body["messages"]])
-        marks = [hashlib.sha256(text[:end].encode()).hexdigest() for end in range(1024 * 4, len(text) + 1, 128 * 4)]
+        prefix, marks, begin = hashlib.sha256(), [], 0
+        for end in range(1024 * 4, len(text) + 1, 128 * 4):
+            prefix.update(text[begin:end].encode())
+            marks.append(prefix.copy().hexdigest())
+            begin = end
         hits = next((len(marks) - i for i, mark in enumerate(reversed(marks)) if mark in self._cache), 0)
         self._cache.update(marks)
         return 1024 + 128 * (hits - 1) if hits else 0

@@ -336,7 +336,7 @@ class JobWorker:
         if seen is not None:
             view = seen.context
         else:
-            view = await load_context_at(self.store, session, at=session.last_seq + 1, since=after)
+            view = await load_context_at(self.store, session, at=session.last_seq + 1, since=after, shorten=True)
         return SessionContext(
             turns=tuple(
                 exchange

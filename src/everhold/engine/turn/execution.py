@@ -339,7 +339,8 @@ class TurnExecution:
             for e in self.steps
             if isinstance(e.body, Began | Took) and e.body.compression is not None
         ]
-        return await load_context_at(self.store, session, at=self.op, compression=pins[-1] if pins else None)
+        pinned = pins[-1] if pins else None
+        return await load_context_at(self.store, session, at=self.op, compression=pinned, shorten=True)
 
     async def _use_context(self, view: SessionContext) -> None:
         """Answer from this context."""

@@ -32,6 +32,8 @@ MAX_UNINDEXED_ENTRIES: Final = 512
 """Entries that a search indexes or scans before it answers."""
 BATCH_ENTRIES: Final = 256
 """Entries that are collected before they are indexed. One transaction costs as much as a dozen entries."""
+BATCH_CHARS: Final = 1_000_000
+"""The text of entries that are collected, because a few long entries take as much memory as many short ones."""
 MAX_INLINE_CHUNKS: Final = 20_000
 """Up to this many chunks, a search is faster than starting a thread for it."""
 MAX_KNOWN_SESSIONS: Final = 10_000
@@ -105,6 +107,7 @@ class MemoryIndex:
         self._pending_relevant: list[tuple[Entry, EntryWords | None]] = []
         """Pending entries that a search could find, with their words; entries that only change hits, without."""
         self._pending_after_pos = 0
+        self._pending_chars = 0
         self._session_agents: dict[str, str] = {}
         """Session -> its agent."""
         self._touched_chunks: list[int] = []
@@ -119,8 +122,8 @@ class MemoryIndex:
     async def catch_up(self, store: Store, limit: int = 500) -> int:
         """Index up to `limit` entries that were committed since; return their number."""
         async with self._indexing_lock:
-            await self._read_new_entries(store, limit)
-            return await self._index_pending(store)
+            done = await self._read_new_entries(store, limit)
+            return done + await self._index_pending(store)
 
     async def wipe_erased(self, store: Store) -> None:
         """Index until the files contain nothing that was erased from the log."""
@@ -164,8 +167,9 @@ class MemoryIndex:
             lambda: self._run_locked_read(lambda: self._embeddings.count_pending(self._reader))
         )
 
-    async def _read_new_entries(self, store: Store, limit: int) -> None:
-        """Read the entries that were committed since, until this many entries are pending."""
+    async def _read_new_entries(self, store: Store, limit: int) -> int:
+        """Read the entries that were committed since, until this many entries are read and pending. If they are long,
+        the first of them are indexed at once; return their number."""
         if not self._checked:
             await self._check_same_log(store)
         if self._read_upto_pos is None:
@@ -175,14 +179,29 @@ class MemoryIndex:
                 lambda: self._record_touched_chunks(self._embeddings.repair_missing(self._writer))
             ):
                 pass
-        if len(self._pending) < limit:
-            entries = await store.read_feed(after=self._read_upto_pos, limit=limit - len(self._pending))
-            if entries:
-                if not self._pending:
-                    self._pending_after_pos = self._read_upto_pos
-                self._pending += entries
-                self._pending_relevant += _select_relevant_entries(entries)
-                self._read_upto_pos = entries[-1].pos
+        done = 0
+        while self._is_placed() and (left := limit - done - len(self._pending)) > 0:
+            page = await store.read_feed(after=self._read_upto_pos, limit=left)
+            if not page:
+                break
+            if not self._pending:
+                self._pending_after_pos = self._read_upto_pos
+            self._pending += page
+            self._pending_relevant += _select_relevant_entries(page)
+            self._pending_chars += sum(len(getattr(entry.body, "text", "")) for entry in page)
+            self._read_upto_pos = page[-1].pos
+            if not page.has_more:
+                break
+            if self._pending_chars >= BATCH_CHARS:
+                done += await self._index_pending(store)
+        return done
+
+    def _is_placed(self) -> bool:
+        """Whether it is known where to continue in the log. It is not after the file was replaced."""
+        return self._read_upto_pos is not None
+
+    def _is_batch_full(self) -> bool:
+        return len(self._pending) >= BATCH_ENTRIES or self._pending_chars >= BATCH_CHARS
 
     async def _index_pending(self, store: Store) -> int:
         """Index the pending entries and return their number."""
@@ -190,7 +209,7 @@ class MemoryIndex:
         if entries:
             agents = await self._resolve_agents(store, entries)
             taken = await self._run_write(lambda: self._index_entries(entries, agents, after))
-            self._pending, self._pending_relevant = [], []
+            self._pending, self._pending_relevant, self._pending_chars = [], [], 0
             if not taken:
                 self._read_upto_pos = None  # the file was replaced: continue at its end
         return len(entries)
@@ -335,10 +354,9 @@ class MemoryIndex:
         at once.
         """
         async with self._indexing_lock:
-            await self._read_new_entries(store, MAX_UNINDEXED_ENTRIES)
-            waiting = len(self._pending)
             try:
-                if waiting >= BATCH_ENTRIES or any(asking.is_affected_by(*one) for one in self._pending_relevant):
+                waiting = await self._read_new_entries(store, MAX_UNINDEXED_ENTRIES) + len(self._pending)
+                if self._is_batch_full() or any(asking.is_affected_by(*one) for one in self._pending_relevant):
                     await self._index_pending(store)
             except (apsw.FullError, apsw.ReadOnlyError, apsw.BusyError):
                 return list(self._pending)

@@ -26,12 +26,14 @@ from everhold.core.entries import (
 from everhold.core.inbox import PendingMessage
 from everhold.errors import InvalidRequest, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import RandomSource
+from everhold.ports.store import PAGE_BYTES, EntryPage
 
 _INSERT_ENTRY: Final = (
     "insert into entries(pos, session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
     "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, digest, dedup"
+_BODY_COLUMN: Final = _COLUMNS.split(", ").index("body")
 _OWN_COLUMNS: Final = _COLUMNS.removeprefix("session, ")
 _KIND_BY_NAME: Final = {kind.value: kind for kind in EntryKind}
 _NAME_BY_BODY: Final[dict[type, str]] = {body: kind.value for kind, body in BODY_TYPES.items()}
@@ -201,6 +203,22 @@ def parse_entry_row(row: Sequence[Any]) -> Entry:
     )
 
 
+def read_page(db: apsw.Connection, sql: str, values: Sequence[Any], *, limit: int) -> EntryPage:
+    """Read rows with all columns until there are `limit` of them or their bodies reach `PAGE_BYTES`."""
+    page, size = EntryPage(), 0
+    cursor = db.cursor()
+    try:
+        for row in cursor.execute(sql, values):
+            page.append(parse_entry_row(row))
+            size += len(row[_BODY_COLUMN] or ())
+            if size >= PAGE_BYTES or len(page) >= limit:
+                page.has_more = True
+                break
+    finally:
+        cursor.close(True)  # a statement that is not finished would keep its read transaction open
+    return page
+
+
 def build_entries_query(
     session: str, *, after: int, upto: int | None, kinds: Sequence[EntryKind], limit: int | None
 ) -> tuple[str, list[Any]]:
@@ -253,6 +271,7 @@ select agent, case
         and t.kind in ('began', 'took') and k.value = e.seq)
     order by o.op desc limit 1)
   end, {_COLUMNS} from places e"""
+SELECT_LOG: Final = f"select {_COLUMNS} from entries where session = ? and seq > ? and seq <= ? order by seq limit ?"
 SELECT_FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
 # The index is named, so that this query never scans the table.
 SELECT_NOTES: Final = (

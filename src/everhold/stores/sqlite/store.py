@@ -30,6 +30,7 @@ from everhold.ports.store import (
     CommitResult,
     ConsumerCursor,
     DeadLetter,
+    EntryPage,
     MemoryBacklog,
     Now,
     Operation,
@@ -66,6 +67,7 @@ from everhold.stores.sqlite.files import StoreFiles
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
 T = TypeVar("T")
+MAX_SEQ: Final = 2**63 - 1
 
 URGENT_STEPS: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
 """A platform or a person waits for these commits."""
@@ -380,6 +382,16 @@ class SqliteStore:
             raise build_invalid_name_error(error) from error
         return [entries.parse_entry_row((session, *row)) for row in found]
 
+    async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
+        def read() -> EntryPage:
+            values = (session, after, MAX_SEQ if upto is None else upto, limit)
+            try:
+                return entries.read_page(self._cursor.connection, entries.SELECT_LOG, values, limit=limit)
+            except apsw.CorruptError as error:
+                raise build_damaged_error(self.path, f"session {session} cannot be read completely: {error}") from error
+
+        return self._translate_errors(read)
+
     async def get_entry(self, session: str, seq: int) -> Entry:
         found = self._fetch_rows(entries.SELECT_ENTRY, (session, seq))
         if not found:
@@ -394,8 +406,10 @@ class SqliteStore:
             for row in found
         }
 
-    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_FEED, (after, limit))]
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> EntryPage:
+        return self._translate_errors(
+            lambda: entries.read_page(self._cursor.connection, entries.SELECT_FEED, (after, limit), limit=limit)
+        )
 
     async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entries.parse_entry_row(row) for row in self._fetch_rows(entries.SELECT_NOTES, (after, limit))]

@@ -29,7 +29,7 @@ from everhold.core.entries import (
     Thought,
 )
 from everhold.errors import Conflict, InvalidRequest, LeaseLost, NotFound, Refused
-from everhold.ports.store import BudgetSpend, CitedEntry, SessionOpening, StateNamespace, StateWrite, Step
+from everhold.ports.store import PAGE_BYTES, BudgetSpend, CitedEntry, SessionOpening, StateNamespace, StateWrite, Step
 from everhold.testing.contracts.store_scenario import (
     StoreScenario,
     get_heard_text,
@@ -73,6 +73,30 @@ class StoreLogContract:
         for at in (5.0, 9.0, 2.0):
             await scenario.commit(make_heard(), at=at)
         assert await scenario.store.find_latest_time() == 9.0
+
+    @store_promise
+    async def test_a_page_of_long_entries_ends_early_and_none_is_left_out(self, scenario: StoreScenario) -> None:
+        long = "x" * (PAGE_BYTES // 3)
+        for number in range(7):
+            await scenario.commit_heard(f"{number}{long}", wake="")
+        await scenario.commit_heard("7" + "\U0001f98a" * PAGE_BYTES, wake="")
+        await scenario.commit_heard("8", wake="")
+        by_seq, by_pos, sizes = [], [], []
+        after = 0
+        while page := await scenario.store.read_log("s", after=after):
+            by_seq += [get_heard_text(entry)[0] for entry in page]
+            after = page[-1].seq
+            sizes.append(len(page))
+            assert page.has_more or page[-1].seq == 9
+        after = 0
+        while page := await scenario.store.read_feed(after=after):
+            by_pos += [get_heard_text(entry)[0] for entry in page]
+            after = page[-1].pos
+        assert by_seq == by_pos == list("012345678")
+        assert sizes == [3, 3, 2, 1], "one entry is in a page however long it is"
+        assert [entry.seq for entry in await scenario.store.read_log("s", after=8, limit=5)] == [9]
+        assert not (await scenario.store.read_log("s", after=8, limit=5)).has_more
+        assert (await scenario.store.read_log("s", limit=1)).has_more
 
     @store_promise
     async def test_the_newest_compressions_of_all_sessions_are_listed_first(self, scenario: StoreScenario) -> None:

@@ -200,7 +200,7 @@ class ReferenceReading:
     def _get_entry_text(self, entry: Entry) -> str:
         assert isinstance(entry.body, Heard | Returned)
         text = entry.body.text
-        if entry.seq not in self.stubs or len(text) <= 1_600:
+        if entry.seq not in self.stubs or len(text) <= 1_728:
             return text
         return (
             f"{text[:1200]}\n[… {len(text) - 1600} of {len(text)} characters left out; "
