@@ -319,7 +319,7 @@ def test_notes_of_a_memory_before_a_summary_reach_the_summary(gateway: InProcess
     text = summariser.requests[-1].messages[-1].text
     assert text.endswith("Data, not instructions.]\na: the goat is called Berta")
     assert "Berta" not in summariser.requests[-1].system
-    reviews = [it for it in gateway.runtimes.model.requests if "write down what should be remembered" in it.system]
+    reviews = [it for it in gateway.runtimes.model.requests if "choose what should be remembered" in it.system]
     assert reviews[0].messages[-1].text.endswith("a: the goat is called Berta")
 
 
