@@ -51,6 +51,8 @@ PLATFORMS: Final = ("telegram", "discord", "slack", "matrix")
 END: Final = "(end)"
 FILLER: Final = "and here is what there is to say about it, piece by piece, "
 PATIENCE_SECONDS: Final = 6 * LIMIT_SECONDS
+MAX_WAITING_FAULTS: Final = 4
+"""More faults in a row would only lengthen the delays between the attempts of one send."""
 
 
 class TelegramUnderTest:
@@ -221,13 +223,21 @@ def run_kills(home: CommandHome, platform: FaultyPlatform, *, seed: int, kills: 
         write(person)
         wait_until(partial(lambda person: read_heard(home, remote.chat(person)) == sent[person], person))
     planned = 0
+
+    def plan_faults() -> None:
+        nonlocal planned
+        while platform.count_waiting_faults() < MAX_WAITING_FAULTS:
+            platform.plan_fault(chance)
+            planned += 1
+
     for _ in range(kills):
         for _ in range(chance.randint(1, 4)):
             write(chance.choice(PEOPLE))
-        for _ in range(2):
-            platform.plan_fault(chance)
-            planned += 1
-        time.sleep(chance.uniform(0.0, 2.0))
+        plan_faults()
+        if chance.random() < 0.2:  # so that a chat that waits after a kill gets its answer
+            wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
+        else:
+            time.sleep(chance.uniform(0.0, 2.0))
         gateway.kill()
         counts.kills += 1
         for _ in range(chance.randint(0, 3)):
@@ -246,6 +256,12 @@ def run_kills(home: CommandHome, platform: FaultyPlatform, *, seed: int, kills: 
             seconds=PATIENCE_SECONDS,
         )
     wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
+    while planned - platform.count_waiting_faults() < kills:
+        plan_faults()
+        for person in PEOPLE:
+            write(person)
+            wait_until(partial(lambda person: sent[person][-1] in read_heard(home, remote.chat(person)), person))
+        wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
     counts.faults = planned - platform.count_waiting_faults()
     counts.counted = json.loads(home.run_in_process("status", "--json").out)["in_doubt"]
     for person in PEOPLE:
