@@ -320,14 +320,14 @@ async def test_a_caller_without_a_stream_is_woken_once_for_the_answer(
     gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    entries = gateway.running.store.list_entries
+    entries = gateway.running.store.read_log
 
     async def counted(session: str, **how: Any) -> Any:
         if how.get("limit") == reply_wait.PAGE_SIZE:
             looks.append(how["after"])
         return await entries(session, **how)
 
-    monkeypatch.setattr(gateway.running.store, "list_entries", counted)
+    monkeypatch.setattr(gateway.running.store, "read_log", counted)
     model.add_steps(ModelServerReply(text="one two three four", pause_seconds=0.02))
     monkeypatch.setattr(reply_wait, "POLL_SECONDS", 10 * LIMIT_SECONDS)  # the caller is notified and need not poll
     found = await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers={"x-everhold-session": "x"})

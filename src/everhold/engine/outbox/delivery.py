@@ -309,9 +309,9 @@ class DeliveryWorker:
             if there and not refused:
                 return await self._resend_missing(batch, in_flight, set(there))
         if refused:
-            return await self._send_one_by_one(
-                batch, structs.replace(in_flight, sends=in_flight.sends + 1), there=set(there)
-            )
+            # The refusal has told that no request is under way. Only without keys and probes a doubt remains.
+            sends = in_flight.sends + self._is_blind()
+            return await self._send_one_by_one(batch, structs.replace(in_flight, sends=sends), there=set(there))
         return await self._begin_attempt(batch, structs.replace(in_flight, sends=in_flight.sends + 1), in_doubt=blind)
 
     async def _resend_missing(
