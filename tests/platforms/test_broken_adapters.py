@@ -290,8 +290,8 @@ def test_a_broken_adapter_is_found(adapter: type[TelegramPlatform], promise: str
 
 def test_every_promise_has_an_adapter_that_breaks_it() -> None:
     promises = {name.removeprefix("test_") for name in vars(PlatformContract) if name.startswith("test_")}
-    # no adapter was found that breaks only the first promise; the others are broken in test_broken_sockets.py and in the
-    # adapters' own tests, because this platform has no lookups and no history
+    # No adapter was found that breaks only the first promise. The others are broken in test_broken_sockets.py and in
+    # the adapters' own tests, because this platform has no lookups and no history.
     assert promises - {promise for _, promise in BROKEN} == {
         "a_sent_message_is_shown_once",
         "a_denied_sender_causes_no_calls",
