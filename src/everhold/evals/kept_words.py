@@ -95,7 +95,7 @@ def load_sentences(language: str) -> SentenceSet:
 
 def build_conversation(language: str) -> EvalConversation:
     """Return a long conversation in which the sentences are spread between requests with tool output."""
-    sentences, chance = load_sentences(language), random.Random(SEED)  # nosec B311 - a fixed seed, so that every measurement is the same
+    sentences, chance = load_sentences(language), random.Random(SEED)  # nosec B311  # a fixed seed
     turns = [_build_instruction(text, chance) for text in sentences.kept]
     turns += [EvalTurn(who="Ada", text=text, reply=_build_acknowledgement(chance)) for text in sentences.chatter]
     turns += [_build_request(sentences.requests, chance) for _ in range(REQUESTS)]
