@@ -120,7 +120,8 @@ class SessionCompressor:
         The last covered operation is fixed before the summariser is asked. What arrives later comes after it and stays
         in the context. If the context changes before the commit, the summary is discarded.
         """
-        # A model that refused the request takes less than it says, so only pins and unanswered messages stay beside the summary.
+        # A model that refused the request takes less than it says, so only pins and unanswered messages stay beside the
+        # summary.
         window = 0 if trigger == "too long" else self.runtime.models[0].context_tokens
         plan = compression.plan_compression(view, keep=keep, session=session.id, used=used, window=window)
         if plan is None or not compression.is_worthwhile(plan, available_tokens):
