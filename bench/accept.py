@@ -110,7 +110,7 @@ class BareWriter:
         self.name = os.urandom(4).hex()
         stamp = Stamp(person="ada", audience=("person:ada",), address="agent:main:table:dm:c0")
         origin = ChatLocation(platform="table", account="main", chat="c0", message="12345-12345")
-        self.body = encode_body(Heard(origin=origin, text=MESSAGE, stamp=stamp))
+        self.body = encode_body(Heard(origin=origin, text=MESSAGE, stamp=stamp, speaker="ada"))
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 

@@ -462,7 +462,8 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
     idle = incoming.notice or (bot and (is_acknowledgement(text) or is_notice(text)))
     command = admission.command
     ordered = command is not None
-    own = can_start_turn(text, attachments, incoming.pieces, direct=incoming.kind == "dm")
+    pieces = incoming.pieces
+    own = not pieces or can_start_turn(text, attachments, pieces, direct=incoming.kind == "dm")
     meant = ordered or (own and (incoming.addressed or admission.always_answered))
     asks = meant and admission.asks and (ordered or not idle) and incoming.event != UNPARSED_EVENT
     if asks and not ordered and not bot and incoming.event != SCHEDULED_EVENT:
@@ -485,7 +486,7 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
         scheduled=incoming.event == SCHEDULED_EVENT,
         busy=busy,
         stamp=stamp,
-        pieces=tuple(map(strip_surrogates_deep, incoming.pieces)) if incoming.pieces else (),
+        pieces=tuple(map(strip_surrogates_deep, pieces)) if pieces else (),
         role=admission.role,
         via=incoming.via,
     )

@@ -35,6 +35,7 @@ class StoreFiles:
 
     def find_change(self) -> str:
         """Return what happened to the files, as a sentence; empty if nothing did."""
+        database: os.stat_result | None = None
         for path, device, inode in self._identities:
             try:
                 found = os.stat(path)
@@ -42,11 +43,9 @@ class StoreFiles:
                 return f"{path} was deleted, moved or unmounted while everhold used it ({error.strerror})"
             if found.st_ino != inode or found.st_dev != device:
                 return f"{path} was replaced by another file while everhold used it"
-            if path == self._identities[0][0]:
-                change = self._compare_state((found.st_size, found.st_mtime_ns))
-                if change:
-                    return change
-        return ""
+            database = database or found
+        assert database is not None
+        return self._compare_state((database.st_size, database.st_mtime_ns))
 
     def _compare_state(self, state: tuple[int, int]) -> str:
         known, self._database_state = self._database_state, state

@@ -494,7 +494,7 @@ class ThreadWriter(_BaseWriter):
     def _is_wal_short(self) -> bool:
         """Return whether committed pages are gone. A commit behind the gap would hide it."""
         needed = compute_wal_bytes(self._wal_pages, self._page_bytes)
-        return needed > 0 and os.fstat(self._wal_handle).st_size < needed
+        return needed > 0 and os.lseek(self._wal_handle, 0, os.SEEK_END) < needed
 
     def _commit_batch(self, batch: list[_QueuedJob], results: list[Any] | None) -> list[_JobOutcome]:
         if self.broken is None and self._is_wal_short():
