@@ -694,24 +694,34 @@ class GatewayApp:
         """Make a backup periodically, unless nothing was committed since the last one. A start does not wait for it."""
         await asyncio.sleep(FIRST_BACKUP_DELAY_SECONDS)
         while True:
-            wanted = self.watcher.settings.backup
-            due = (
-                wanted.every_hours > 0
-                and self.backups.get_seconds_until_due(wanted.every_hours) <= 0
-                and not self.disk_guard.is_full
-            )
             if self.role == "gateway" and not self.disk_guard.is_full:
-                try:
-                    self._require_backup_directory()
-                    if due and await self._has_grown():
-                        await self._make_backup("")
-                    elif self._get_seconds_until_increment() <= 0:
-                        await self._make_increment()
-                    self.backup_problem = ""
-                except (StoreError, OSError) as error:
-                    self.backup_problem = str(error)
-                    self.log.error("backup.failed", error=error)
+                # An increment does not wait for a full backup that fails; it continues the last one.
+                problems = [
+                    await self._try_backup(self._make_due_backup),
+                    await self._try_backup(self._make_due_increment),
+                ]
+                self.backup_problem = next(filter(None, problems), "")
             await asyncio.sleep(min(BACKUP_POLL_SECONDS, max(1.0, self._get_seconds_until_increment())))
+
+    async def _try_backup(self, make: Callable[[], Awaitable[None]]) -> str:
+        """Make a copy; return the error if that failed."""
+        try:
+            self._require_backup_directory()
+            await make()
+        except (StoreError, OSError) as error:
+            if str(error) != self.backup_problem:  # it is tried again every minute
+                self.log.error("backup.failed", error=error)
+            return str(error)
+        return ""
+
+    async def _make_due_backup(self) -> None:
+        every_hours = self.watcher.settings.backup.every_hours
+        if every_hours > 0 and self.backups.get_seconds_until_due(every_hours) <= 0 and await self._has_grown():
+            await self._make_backup("")
+
+    async def _make_due_increment(self) -> None:
+        if self._get_seconds_until_increment() <= 0:
+            await self._make_increment()
 
     def _require_backup_directory(self) -> None:
         """Raise StoreError if the configured directory is missing. It is not created, because its disk may be away."""

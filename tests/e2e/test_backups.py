@@ -1,0 +1,36 @@
+"""What a gateway copies by itself while something fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from everhold.admin.backups import list_backups, list_increments
+from everhold.errors import StoreFull
+from everhold.stores.sqlite.backup import StoreCopy
+from tests.e2e.running_gateway import RunningGateway
+
+CONFIG = json.dumps(
+    {
+        "models": {"m": {"provider": "offline"}},
+        "defaults": {"model": "m", "memories": []},
+        "backup": {"every_hours": 1e-6, "increment_minutes": 0.01},
+    }
+)
+
+
+async def refuse_copy(_target: Path) -> StoreCopy:
+    raise StoreFull("there is no room for a whole copy")
+
+
+async def test_increments_go_on_while_full_backups_fail(tmp_path: Path) -> None:
+    async with RunningGateway(tmp_path, CONFIG) as t:
+        copies = t.app.backups.directory
+        await t.send_and_wait("before")
+        await t.wait_until(lambda: any(it.is_sound for it in list_backups(copies)))
+        t.app.backups = type(t.app.backups)(copies, copy=refuse_copy, now=t.app.clock.now)
+        await t.send_and_wait("after")
+        last = await t.app.store.last_pos()
+        await t.wait_until(lambda: any(it.upto_pos >= last for it in list_increments(copies)))
+        assert "no room for a whole copy" in t.app.backup_problem
+        assert max(it.pos for it in list_backups(copies)) < last
