@@ -13,6 +13,7 @@ from bench.bursts import burst_rows
 from bench.compression import compression_rows
 from bench.conditions import ROOT, conditions
 from bench.context import context_rows
+from bench.destroyed_disk import destroyed_disk_rows
 from bench.draining import draining_rows
 from bench.due_cursors import due_cursor_rows
 from bench.fairness import fairness_rows
@@ -58,6 +59,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "bursts": burst_rows,
     "fairness": fairness_rows,
     "draining": draining_rows,
+    "destroyed-disk": destroyed_disk_rows,
     "audit": audit_rows,
 }
 
