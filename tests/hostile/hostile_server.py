@@ -16,6 +16,8 @@ from typing import Any
 from mcp.server.mcpserver import MCPServer
 
 BEHAVIOUR, *ARGUMENTS = sys.argv[1:] or ["plain"]
+WIRE = os.dup(1)
+"""The stream to the gateway. The SDK redirects descriptor 1 to standard error while it runs."""
 
 
 def attack(code: str) -> str:
@@ -32,7 +34,7 @@ def attack(code: str) -> str:
 def write_forever(line: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         while True:
-            os.write(1, line.encode() + b"\n")
+            os.write(WIRE, line.encode() + b"\n")
 
 
 def flood() -> str:
@@ -45,7 +47,7 @@ def make_noise() -> str:
     """Send one line without an end."""
     with contextlib.suppress(BrokenPipeError):
         while True:
-            os.write(1, b"x" * 65_536)
+            os.write(WIRE, b"x" * 65_536)
     return ""
 
 

@@ -340,8 +340,11 @@ async def test_a_flood_in_a_call_ends_the_server_and_nothing_else(victim: Victim
     async with run_servers(victim.home.parent, evil={"command": SERVER}, good={"command": SERVER}) as made:
         await made.ready()
         for tool in ("evil_flood", "evil_make_noise"):
+            made.falls.clear()
             flooded = await made.run(tool)
             assert flooded.error
+            await wait_until(made.falls.__len__)
+            await wait_until(lambda: not made.servers.list_problems())  # it is started again
             assert (await made.run("good_attack", code="print(6 * 7)")).text == "42\n"
 
 

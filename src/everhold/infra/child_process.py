@@ -435,6 +435,13 @@ async def end_child(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+def close_pipes(process: asyncio.subprocess.Process) -> None:
+    """Close the pipes of an ended program. Otherwise output that was never read keeps them open, because their reader
+    is paused. asyncio offers no other way.
+    """
+    process._transport.close()  # type: ignore[attr-defined]
+
+
 def ask_child_to_end(process: asyncio.subprocess.Process) -> None:
     _send_signal(process, signal.SIGTERM)
 

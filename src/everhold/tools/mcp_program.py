@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from everhold.infra.child_process import GRACE_SECONDS, ChildPolicy, ChildProcesses, end_child, kill_child
+from everhold.infra.child_process import GRACE_SECONDS, ChildPolicy, ChildProcesses, close_pipes, end_child, kill_child
 from everhold.ports.log import EventLogger
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class McpProgram:
                 await asyncio.gather(*pumps, return_exceptions=True)
             finally:
                 kill_child(process)
+                close_pipes(process)
                 for stream in (incoming, sdk_receive, sdk_send, outgoing):
                     stream.close()
 
@@ -158,7 +159,9 @@ class McpProgram:
         assert process.stderr is not None
         logged = 0
         while chunk := await process.stderr.read(64 * 1024):
-            for line in chunk.decode("utf-8", "replace").splitlines():
+            lines = chunk.decode("utf-8", "replace").splitlines()
+            # A program that writes without an end must not keep us busy.
+            for line in lines if logged < MAX_LOGGED_LINES else lines[-1:]:
                 if line.strip():
                     self.last_stderr_line = line.strip()[:300]
                     logged += 1
