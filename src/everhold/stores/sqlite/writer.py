@@ -56,14 +56,14 @@ BulkWriter: TypeAlias = Callable[[apsw.Cursor, list[Any]], list[Any]]
 
 
 # Plain tuples, because two are made for every commit.
-_QueuedJob: TypeAlias = tuple[WriteJob[Any], asyncio.Future[Any], bool, bool, bool, Any]
+QueuedJob: TypeAlias = tuple[WriteJob[Any], asyncio.Future[Any], bool, bool, bool, Any]
 """The job, its future, whether it is urgent, light and durable, and its argument for the bulk writer or None."""
 _is_light: Final = itemgetter(3)
 _is_durable: Final = itemgetter(4)
 _bulk_key: Final = itemgetter(5)
-_JobOutcome: TypeAlias = tuple[asyncio.Future[Any], bool, Any, Exception | None]
+JobOutcome: TypeAlias = tuple[asyncio.Future[Any], bool, Any, Exception | None]
 _is_urgent: Final = itemgetter(1)
-_WriterBatch: TypeAlias = tuple[list[_QueuedJob], list[Any] | None, asyncio.AbstractEventLoop]
+_WriterBatch: TypeAlias = tuple[list[QueuedJob], list[Any] | None, asyncio.AbstractEventLoop]
 """A batch, the results of its jobs if they have been run, and the event loop of their futures."""
 
 
@@ -93,6 +93,8 @@ class _BaseWriter:
         level."""
         self._full_level: int = db.pragma("synchronous")
         self._current_level = self._full_level
+        self._lock_wait_ms = 0
+        """How long a batch waits for the lock of another process."""
         db.set_wal_hook(self._on_wal_commit)
 
     def _on_wal_commit(self, _db: apsw.Connection, _name: str, pages: int) -> int:
@@ -124,6 +126,74 @@ class _BaseWriter:
         self.batches += 1
         self.jobs += 1
         return result
+
+    def run_batch_in_transaction(self, batch: list[QueuedJob]) -> list[Any] | None:
+        """Run all jobs in one transaction and leave it open. Return None, with nothing done, if one of them fails,
+        which is rare.
+        """
+        self.set_synchronous(durable=any_durable(batch))
+        strategies: tuple[Callable[[apsw.Cursor, list[QueuedJob]], list[Any]], ...] = (_run_one_by_one,)
+        if self.bulk_writer is not None and len(batch) - [*map(_bulk_key, batch)].count(None) > 1:
+            strategies = (self._run_in_bulk, _run_one_by_one)
+        for run in strategies:
+            self.cursor.execute("begin immediate")
+            try:
+                return run(self.cursor, batch)
+            except BaseException as error:
+                self.last_pos = None
+                if isinstance(error, apsw.Error) and is_transaction_lost(error):
+                    raise
+                self.cursor.execute("rollback")
+                if not isinstance(error, Exception):
+                    raise
+        return None  # a job's error concerns only its caller, so all jobs run again, each in a savepoint
+
+    def _run_in_bulk(self, cursor: apsw.Cursor, batch: list[QueuedJob]) -> list[Any]:
+        """Run the jobs in their order. Consecutive jobs that are alike run as one."""
+        assert self.bulk_writer is not None
+        results: list[Any] = []
+        alike: list[Any] = []
+        for job, _, _, _, _, about in batch:
+            if about is not None:
+                alike.append(about)
+                continue
+            if alike:
+                results += self.bulk_writer(cursor, alike)
+                alike = []
+            results.append(job(cursor))
+        if alike:
+            results += self.bulk_writer(cursor, alike)
+        return results
+
+    def run_batch_in_savepoints(self, batch: list[QueuedJob]) -> list[JobOutcome]:
+        """Run all jobs in one transaction, each in a savepoint, so that the failure of one does not affect the
+        others.
+        """
+        cursor = self.cursor
+        execute = cursor.execute
+        outcomes: list[JobOutcome] = []
+        self.set_synchronous(durable=any_durable(batch))
+        self.db.set_busy_timeout(self._lock_wait_ms)
+        try:
+            execute("begin immediate")
+        finally:
+            self.db.set_busy_timeout(0)
+        for job, future, urgent, _, _, _ in batch:
+            execute("savepoint job")
+            try:
+                outcomes.append((future, urgent, job(cursor), None))
+            # The failure of a job, whatever it is, concerns only its caller; the other jobs continue.
+            except Exception as error:
+                if isinstance(error, apsw.Error):
+                    if is_transaction_lost(error):
+                        raise
+                    error = translate_error(error, self.path)
+                execute("rollback to job")
+                self.last_pos = None
+                outcomes.append((future, urgent, None, error))
+            execute("release job")
+        execute("commit")
+        return outcomes
 
     def set_synchronous(self, *, durable: bool) -> None:
         """Set whether the following commits wait for the disk."""
@@ -241,7 +311,7 @@ class ThreadWriter(_BaseWriter):
         self._watermark = mark
         self._read_cursor = db.cursor()
         self._lock_wait_ms = int(patience * 1000)
-        self._queue: list[_QueuedJob] = []
+        self._queue: list[QueuedJob] = []
         self._is_with_thread = False
         """The thread uses the connection."""
         self._home_loop: asyncio.AbstractEventLoop | None = None
@@ -363,7 +433,7 @@ class ThreadWriter(_BaseWriter):
         results: list[Any] | None = None
         if all(map(_is_light, batch)):
             try:
-                results = self._run_in_transaction(batch)
+                results = self.run_batch_in_transaction(batch)
             except apsw.BusyError:
                 pass  # another process writes; the thread waits for its lock
             except apsw.Error as error:
@@ -398,45 +468,7 @@ class ThreadWriter(_BaseWriter):
             and self._inline_commits < INLINE_COMMITS_PER_CHECK
         )
 
-    def _run_in_transaction(self, batch: list[_QueuedJob]) -> list[Any] | None:
-        """Run all jobs in one transaction and leave it open. Return None, with nothing done, if one of them fails,
-        which is rare.
-        """
-        self.set_synchronous(durable=_any_durable(batch))
-        strategies: tuple[Callable[[apsw.Cursor, list[_QueuedJob]], list[Any]], ...] = (_run_one_by_one,)
-        if self.bulk_writer is not None and len(batch) - [*map(_bulk_key, batch)].count(None) > 1:
-            strategies = (self._run_in_bulk, _run_one_by_one)
-        for run in strategies:
-            self.cursor.execute("begin immediate")
-            try:
-                return run(self.cursor, batch)
-            except BaseException as error:
-                self.last_pos = None
-                if isinstance(error, apsw.Error) and is_transaction_lost(error):
-                    raise
-                self.cursor.execute("rollback")
-                if not isinstance(error, Exception):
-                    raise
-        return None  # a job's error concerns only its caller, so all jobs run again, each in a savepoint
-
-    def _run_in_bulk(self, cursor: apsw.Cursor, batch: list[_QueuedJob]) -> list[Any]:
-        """Run the jobs in their order. Consecutive jobs that are alike run as one."""
-        assert self.bulk_writer is not None
-        results: list[Any] = []
-        alike: list[Any] = []
-        for job, _, _, _, _, about in batch:
-            if about is not None:
-                alike.append(about)
-                continue
-            if alike:
-                results += self.bulk_writer(cursor, alike)
-                alike = []
-            results.append(job(cursor))
-        if alike:
-            results += self.bulk_writer(cursor, alike)
-        return results
-
-    def _on_batch_committed(self, outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
+    def _on_batch_committed(self, outcomes: list[JobOutcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
         """Resolve the futures of a committed batch. With `back`, the thread has returned the connection."""
         if outcomes:
             used = self.clocks.computed_seconds() - self._left_thread_time
@@ -496,7 +528,7 @@ class ThreadWriter(_BaseWriter):
         needed = compute_wal_bytes(self._wal_pages, self._page_bytes)
         return needed > 0 and os.lseek(self._wal_handle, 0, os.SEEK_END) < needed
 
-    def _commit_batch(self, batch: list[_QueuedJob], results: list[Any] | None) -> list[_JobOutcome]:
+    def _commit_batch(self, batch: list[QueuedJob], results: list[Any] | None) -> list[JobOutcome]:
         if self.broken is None and self._is_wal_short():
             self.check_files()
         if self.broken is not None:
@@ -505,14 +537,11 @@ class ThreadWriter(_BaseWriter):
         began = self.clocks.elapsed_seconds()
         try:
             if results is None:
-                outcomes = self._run_in_savepoints(batch)
+                outcomes = self.run_batch_in_savepoints(batch)
             else:
                 self.cursor.execute("commit")
-                outcomes = [
-                    (future, urgent, result, None)
-                    for (_, future, urgent, _, _, _), result in zip(batch, results, strict=True)
-                ]
-            if not _any_durable(batch):
+                outcomes = build_outcomes(batch, results)
+            if not any_durable(batch):
                 self._is_sync_owed = self._is_sync_owed or self.has_written
             else:
                 self._record_durable()
@@ -527,36 +556,6 @@ class ThreadWriter(_BaseWriter):
         self._average_sync_seconds += (self.clocks.elapsed_seconds() - began - self._average_sync_seconds) / 8
         self.batches += 1
         self.jobs += len(batch)
-        return outcomes
-
-    def _run_in_savepoints(self, batch: list[_QueuedJob]) -> list[_JobOutcome]:
-        """Run all jobs in one transaction, each in a savepoint, so that the failure of one does not affect the
-        others.
-        """
-        cursor = self.cursor
-        execute = cursor.execute
-        outcomes: list[_JobOutcome] = []
-        self.set_synchronous(durable=_any_durable(batch))
-        self.db.set_busy_timeout(self._lock_wait_ms)
-        try:
-            execute("begin immediate")
-        finally:
-            self.db.set_busy_timeout(0)
-        for job, future, urgent, _, _, _ in batch:
-            execute("savepoint job")
-            try:
-                outcomes.append((future, urgent, job(cursor), None))
-            # The failure of a job, whatever it is, concerns only its caller; the other jobs continue.
-            except Exception as error:
-                if isinstance(error, apsw.Error):
-                    if is_transaction_lost(error):
-                        raise
-                    error = translate_error(error, self.path)
-                execute("rollback to job")
-                self.last_pos = None
-                outcomes.append((future, urgent, None, error))
-            execute("release job")
-        execute("commit")
         return outcomes
 
     def _scrub_wal(self) -> None:
@@ -594,11 +593,11 @@ class ThreadWriter(_BaseWriter):
         if self.broken is None:
             self.broken = StoreError(f"the writer of {self.path} has stopped", remedy="start everhold again")
 
-    def _refuse_batch(self, batch: list[_QueuedJob]) -> list[_JobOutcome]:
+    def _refuse_batch(self, batch: list[QueuedJob]) -> list[JobOutcome]:
         return [(future, urgent, None, self.build_refusal()) for _, future, urgent, _, _, _ in batch]
 
     def _report_outcomes(
-        self, outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop, *, back: bool = True
+        self, outcomes: list[JobOutcome], loop: asyncio.AbstractEventLoop, *, back: bool = True
     ) -> None:
         self._is_thread_idle = back
         with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits there
@@ -608,30 +607,35 @@ class ThreadWriter(_BaseWriter):
 def _commit_nothing(_: apsw.Cursor) -> None: ...
 
 
-def _run_one_by_one(cursor: apsw.Cursor, batch: list[_QueuedJob]) -> list[Any]:
+def _run_one_by_one(cursor: apsw.Cursor, batch: list[QueuedJob]) -> list[Any]:
     return [job(cursor) for job, _, _, _, _, _ in batch]
 
 
-def _any_durable(batch: list[_QueuedJob]) -> bool:
+def build_outcomes(batch: list[QueuedJob], results: list[Any]) -> list[JobOutcome]:
+    """Return what the futures of committed jobs get."""
+    return [(future, urgent, result, None) for (_, future, urgent, _, _, _), result in zip(batch, results, strict=True)]
+
+
+def any_durable(batch: list[QueuedJob]) -> bool:
     return any(map(_is_durable, batch))
 
 
-def _resolve_outcomes(outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop) -> None:
+def _resolve_outcomes(outcomes: list[JobOutcome], loop: asyncio.AbstractEventLoop) -> None:
     """Resolve urgent futures at once, and the others gradually, in their order."""
     if len(outcomes) <= RESULTS_PER_LOOP or all(map(_is_urgent, outcomes)):
-        _settle_futures(outcomes)
+        settle_futures(outcomes)
     else:
-        _settle_futures([outcome for outcome in outcomes if outcome[1]])
+        settle_futures([outcome for outcome in outcomes if outcome[1]])
         _resolve_gradually([outcome for outcome in outcomes if not outcome[1]], loop)
 
 
-def _resolve_gradually(outcomes: list[_JobOutcome], loop: asyncio.AbstractEventLoop) -> None:
-    _settle_futures(outcomes[:RESULTS_PER_LOOP])
+def _resolve_gradually(outcomes: list[JobOutcome], loop: asyncio.AbstractEventLoop) -> None:
+    settle_futures(outcomes[:RESULTS_PER_LOOP])
     if len(outcomes) > RESULTS_PER_LOOP:
         loop.call_soon(_resolve_gradually, outcomes[RESULTS_PER_LOOP:], loop)
 
 
-def _settle_futures(outcomes: list[_JobOutcome]) -> None:
+def settle_futures(outcomes: list[JobOutcome]) -> None:
     for future, _, result, error in outcomes:
         if future.done():
             continue  # its caller no longer waits; the commit stays

@@ -278,6 +278,8 @@ class SimHost:
 
     def _start_process(self) -> None:
         process = SimProcess(self.world, self.witness, len(self.processes) + 1, self._open_store())
+        assert isinstance(process.disk.writer, PowerCutWriter)
+        process.disk.writer.pass_to(process)
         self.processes.append(process)
         self.serving.append(process)
         self.world.loop.create_task(self._run_process(process), name=process.name)
@@ -292,7 +294,13 @@ class SimHost:
         store = SqliteStore.open(
             self.world.disk, chance=SimRandom(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
         )
-        writer = PowerCutWriter(store.writer.db, store.path, self.world.power)
+        writer = PowerCutWriter(
+            store.writer.db,
+            store.path,
+            self.world.power,
+            batch_seconds=self.world.profile.batch_seconds,
+            on_batch=self.witness.finish_batch,
+        )
         writer.bulk_writer, store.writer = store.writer.bulk_writer, writer
         self._connections.append(store)
         return store

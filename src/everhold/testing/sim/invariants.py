@@ -118,6 +118,8 @@ class InvariantWitness:
         self._mandatory_waits: dict[tuple[str, str], WaitPeriod] = {}
         self._connection = self._open_connection()
         self._pos = 0
+        self._unexplained: dict[str, str] = {}
+        """Sessions of entries that no recorded commit of the current batch wrote -> the commit that found them."""
 
     def report_problem(self, text: str) -> None:
         self.problems.append(text)
@@ -162,7 +164,7 @@ class InvariantWitness:
         where = f"{change.session} {','.join(map(str, done.seqs))}" if change.entries else change.session
         self.world.record(process.name, f"commits {change.step}{consumer} {where} {kinds}{mark}")
         self.world.stats["commits"] += 1
-        self._check_one_session(change)
+        self._explain_entries(change)
         self._check_holder(process, change)
         self._record_mandatory_wait(change)
         self.people.read_events(self._connection)
@@ -187,16 +189,22 @@ class InvariantWitness:
                         if draft.body.why == FORGET_REASON:
                             self.forgotten.add(self.secrets[change.session, each])
 
-    def _check_one_session(self, change: Change) -> None:
+    def _explain_entries(self, change: Change) -> None:
+        """Find the entries since the last commit. Those of other sessions must belong to the same batch."""
         found: list[tuple[int, str]] = self._connection.execute(
             "select pos, session from entries where pos > ?", (self._pos,)
         ).fetchall()  # type: ignore[assignment]  # the columns are what the schema says
         if found:
             self._pos = found[-1][0]
-        if others := {session for _, session in found} - {change.session}:
-            self.report_problem(
-                f"the commit {change.step} of {change.session} also wrote to {', '.join(sorted(others))}"
-            )
+        for _, session in found:
+            self._unexplained[session] = f"{change.step} of {change.session}"
+        self._unexplained.pop(change.session, None)
+
+    def finish_batch(self) -> None:
+        """Check that the commits of a batch wrote only to their own sessions."""
+        for session, commit in self._unexplained.items():
+            self.report_problem(f"the commit {commit} also wrote to {session}")
+        self._unexplained.clear()
 
     def _check_holder(self, process: SimProcess, change: Change) -> None:
         claim = change.claim

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -69,6 +70,7 @@ from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 from everhold.stores.sqlite import commit, cursors
 from everhold.testing.sim.host import SimProcessParts
 from everhold.testing.sim.http import CallerResponse, SimApi
+from everhold.testing.sim.power_loss import record_next_commit
 from everhold.testing.sim.process import GatedStore, SimProcess
 from everhold.testing.sim.remote_services import SimListener
 from everhold.testing.sim.world import SimWorld
@@ -462,8 +464,8 @@ class IgnoresClockGoingBack(GatedStore):
             return cursors.claim_cursors(cur, **{**wanted, "at": at() if callable(at) else at}, back=False)
 
         await self._before(Step.CLAIM)
+        record_next_commit(self.disk, functools.partial(self.witness.record_claims, self.process))
         claims = await self.disk.writer.write(job)
-        self.witness.record_claims(self.process, claims)
         await self._after(Step.CLAIM)
         return claims
 
@@ -547,6 +549,37 @@ class ForgetsSummaries(GatedStore):
         return await super().commit(change)
 
 
+class BulkGatedStore(GatedStore):
+    """A store whose writer handles several messages at once in another way."""
+
+    def __init__(self, process: SimProcess) -> None:
+        super().__init__(process)
+        writer = process.disk.writer
+        if writer.bulk_writer is not None:
+            self._write = writer.bulk_writer
+            writer.bulk_writer = self.write_messages
+
+    def write_messages(self, cur: apsw.Cursor, changes: list[Any]) -> list[Any]:
+        return self._write(cur, changes)
+
+
+class LosesLastOfSeveral(BulkGatedStore):
+    """Acknowledges the last of several messages without storing it."""
+
+    def write_messages(self, cur: apsw.Cursor, changes: list[Any]) -> list[Any]:
+        if len(changes) == 1:
+            return self._write(cur, changes)
+        done = self._write(cur, changes[:-1])
+        return [*done, structs.replace(done[-1], session=changes[-1].session)]
+
+
+class WakesForFirstOfSeveral(BulkGatedStore):
+    """Makes work due only for the first of several messages."""
+
+    def write_messages(self, cur: apsw.Cursor, changes: list[Any]) -> list[Any]:
+        return self._write(cur, [changes[0], *(structs.replace(change, wakeups=()) for change in changes[1:])])
+
+
 class TwoSessionsAtOnce(GatedStore):
     """Writes both halves of a binding in one commit."""
 
@@ -562,8 +595,8 @@ class TwoSessionsAtOnce(GatedStore):
             return done
 
         await self._before(change.step)
+        record_next_commit(self.disk, functools.partial(self.witness.record_commit, self.process, change))
         done = await self.disk.writer.write(job)
-        self.witness.record_commit(self.process, change, done)
         await self._after(change.step)
         return done
 
@@ -832,6 +865,16 @@ MUTANTS: Final[dict[str, SimMutant]] = {
     ),
     "two-sessions": SimMutant(
         description="write two sessions in one commit", parts=_make_store_parts(TwoSessionsAtOnce)
+    ),
+    "bulk-loses": SimMutant(
+        description="do not store the last of several messages",
+        parts=_make_store_parts(LosesLastOfSeveral),
+        settings={"batch_seconds": 0.5, "chats": 4},
+    ),
+    "bulk-asleep": SimMutant(
+        description="make work due for the first of several messages only",
+        parts=_make_store_parts(WakesForFirstOfSeveral),
+        settings={"batch_seconds": 0.5, "chats": 4},
     ),
     "accept-unsynced": SimMutant(
         description="acknowledge an update before the sync", parts=_make_early_answer_parts(Step.ACCEPT)

@@ -6,13 +6,28 @@ checks that its loss breaks no promise.
 
 from __future__ import annotations
 
-import functools
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from everhold.errors import EverholdError
-from everhold.stores.sqlite.writer import InlineWriter, T, WriteJob
+from everhold.stores.sqlite import SqliteStore
+from everhold.stores.sqlite.writer import (
+    InlineWriter,
+    QueuedJob,
+    T,
+    WriteJob,
+    any_durable,
+    build_outcomes,
+    settle_futures,
+)
+
+if TYPE_CHECKING:
+    from everhold.testing.sim.process import SimProcess
+
+STALL_CHECK_SECONDS: Final = 0.05
 
 
 class DiskPower:
@@ -46,31 +61,100 @@ class DiskPower:
 
 
 class PowerCutWriter(InlineWriter):
-    """Writes to a disk that may lose its power. Every second plain message takes the way of many messages at once."""
+    """Writes to a disk that may lose its power. With `batch_seconds` it collects jobs for so long and commits them at
+    once, as the real writer does while a commit runs.
+    """
 
-    def __init__(self, db: apsw.Connection, path: Path, power: DiskPower) -> None:
+    def __init__(
+        self,
+        db: apsw.Connection,
+        path: Path,
+        power: DiskPower,
+        *,
+        batch_seconds: float,
+        on_batch: Callable[[], None],
+    ) -> None:
         super().__init__(db, path)
         self._power = power
+        self._batch_seconds = batch_seconds
+        self._on_batch = on_batch
+        """Called after each commit, when all its jobs are recorded."""
+        self._queue: list[QueuedJob] = []
+        self._recorders: list[Callable[[Any], None]] = []
+        """What to do with the result of each queued job, at the moment of its commit."""
+        self.next_recorder: Callable[[Any], None] = ignore_result
+        """What to do with the result of the job that is queued next."""
+        self.process: SimProcess | None = None
+        """The process that uses the connection now."""
+
+    def pass_to(self, process: SimProcess) -> None:
+        """Let another process use the connection. What a dead one had queued is gone."""
+        self._queue, self._recorders, self.process = [], [], process
 
     async def write(
         self, job: WriteJob[T], *, urgent: bool = False, light: bool = False, durable: bool = True, alike: object = None
     ) -> T:
-        if not durable:
-            self._power.mark_unsynced()
-        in_bulk = alike is not None and self.bulk_writer is not None and self.jobs % 2 == 1
-        result = await super().write(functools.partial(self._write_in_bulk, job, alike) if in_bulk else job)
-        if durable:
-            self._power.mark_synced()
-        return result
+        if self.broken is not None:
+            raise self.build_refusal()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._queue.append((job, future, urgent, light, durable, alike))
+        self._recorders.append(self.next_recorder)
+        self.next_recorder = ignore_result
+        if not self._batch_seconds:
+            self._commit_queue()
+        elif len(self._queue) == 1:
+            loop.call_later(self._batch_seconds, self._flush, self.process)
+        return await future
 
-    def _write_in_bulk(self, job: WriteJob[T], alike: object, cursor: apsw.Cursor) -> T:
-        """Run a job as a bulk of one. If that is not possible, run it alone, as the real writer does."""
-        assert self.bulk_writer is not None
-        cursor.execute("savepoint bulk")
+    async def close(self) -> None:
+        self._queue, self._recorders, self.process = [], [], None
+        await super().close()
+
+    def _flush(self, process: SimProcess | None) -> None:
+        if process is None or process is not self.process or process.dead:
+            return
+        if process.stalled is not None:
+            process.world.loop.call_later(STALL_CHECK_SECONDS, self._flush, process)
+            return
+        if len(self._queue) > 1:
+            process.world.stats["batches of several commits"] += 1
+        self._commit_queue()
+
+    def _commit_queue(self) -> None:
+        batch, self._queue = self._queue, []
+        recorders, self._recorders = self._recorders, []
+        is_durable = any_durable(batch)
+        if not is_durable:
+            self._power.mark_unsynced()
         try:
-            result: T = self.bulk_writer(cursor, [alike])[0]
-        except (apsw.Error, EverholdError):
-            cursor.execute("rollback to bulk")
-            result = job(cursor)
-        cursor.execute("release bulk")
-        return result
+            results = self.run_batch_in_transaction(batch)
+            if results is None:
+                outcomes = self.run_batch_in_savepoints(batch)
+            else:
+                self.cursor.execute("commit")
+                outcomes = build_outcomes(batch, results)
+        except apsw.Error as error:
+            fault = self.roll_back(error)
+            outcomes = [(future, urgent, None, fault) for _, future, urgent, _, _, _ in batch]
+        if is_durable:
+            self._power.mark_synced()
+        self.batches += 1
+        self.jobs += len(batch)
+        self.checkpoint_wal()
+        for record, (_, _, result, failure) in zip(recorders, outcomes, strict=True):
+            if failure is None:
+                record(result)
+        self._on_batch()
+        settle_futures(outcomes)
+
+
+def ignore_result(_: Any) -> None: ...
+
+
+def record_next_commit(store: SqliteStore, record: Callable[[Any], None]) -> None:
+    """Call `record` with the result of the job that is queued next, at the moment of its commit. Its caller may be
+    cancelled before it gets the result.
+    """
+    if isinstance(store.writer, PowerCutWriter):
+        store.writer.next_recorder = record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +16,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import InDoubt, Transient
 from everhold.ports.store import Change, Claim, CommitResult, Step, Store
 from everhold.stores.sqlite import SqliteStore
+from everhold.testing.sim.power_loss import record_next_commit
 from everhold.testing.sim.world import RequestOrigin, SimLogger, SimRandom, SimWorld
 
 if TYPE_CHECKING:
@@ -163,17 +165,16 @@ class GatedStore(_StoreMethods):
 
     async def commit(self, change: Change) -> CommitResult:
         await self._before(change.step)
+        record_next_commit(self.disk, functools.partial(self._record_commit, change))
         done = await self.disk.commit(change)
-        self.witness.record_commit(self.process, change, done)
-        self.witness.record_claims(self.process, list(done.claims))
         await self._after(change.step)
         self.process.on_commit(change)
         return done
 
     async def claim_cursors(self, **wanted: Any) -> list[Claim]:
         await self._before(Step.CLAIM)
+        record_next_commit(self.disk, functools.partial(self.witness.record_claims, self.process))
         claims = await self.disk.claim_cursors(**wanted)
-        self.witness.record_claims(self.process, claims)
         await self._after(Step.CLAIM)
         return claims
 
@@ -201,6 +202,10 @@ class GatedStore(_StoreMethods):
         count = await self.disk.replay_dead_letters(ids, at=at)
         await self._after(Step.REPLAY)
         return count
+
+    def _record_commit(self, change: Change, done: CommitResult) -> None:
+        self.witness.record_commit(self.process, change, done)
+        self.witness.record_claims(self.process, list(done.claims))
 
     async def _before(self, step: Step) -> None:
         await asyncio.sleep(self.process.chance.random() * 0.01)

@@ -68,6 +68,8 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     """The probability of a fault in an answer of the model."""
     callers: int
     """The number of HTTP callers."""
+    batch_seconds: float
+    """For how long commits of a process are collected and then made at once; 0 for each alone."""
 
 
 def draw_profile(seed: int) -> SimProfile:
@@ -111,4 +113,5 @@ def draw_profile(seed: int) -> SimProfile:
         power=chance.choice((0.0, 0.0, 0.5)),
         model_fault=0.0 if calm else chance.choice((0.0, 0.1, 0.3)),
         callers=chance.choice((0, 0, 1)),
+        batch_seconds=chance.choice((0.0, 0.0, 0.05, 0.5)),
     )

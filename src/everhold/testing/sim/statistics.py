@@ -26,7 +26,7 @@ STORY_LINES = 60
 FAULT_NAMES = (
     "crashes", "power cuts", "lost with the power",
     "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
-    "refusals", "jumps",
+    "refusals", "jumps", "batches of several commits",
     "people joined", "people parted", "people forgotten", "aliases edited",
     "lies", "503 after execution", "idle resets", "batches refused", "batches kept in part",
     *ModelFault,
