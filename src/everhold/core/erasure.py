@@ -175,6 +175,11 @@ def combine_states(states: Iterable[ErasureState]) -> ErasureState:
     return next((state for state in _STATE_ORDER if state in given), ErasureState.CONFIRMED)
 
 
+def list_blocking_erasures(erasures: Iterable[PersonErasure], memory: str) -> list[PersonErasure]:
+    """Return the forgettings for which a rebuild in a memory waits. A copy would look newer than the erasure."""
+    return [it for it in erasures if any(place.is_open and place.memory == memory for place in it.places)]
+
+
 # -- one place ---------------------------------------------------------------------------------------------------------
 
 
