@@ -56,7 +56,7 @@ prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCH
 	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
 	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms, fuzz or rest'; exit 2; }
 	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_FUZZ=$(FUZZ) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
-	  $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 
 lock: $(VENV)/.ready-dev ## write locks/*.txt, the versions and hashes of an install (ARGS=--upgrade for newer versions)
 	$(PIP) uv
