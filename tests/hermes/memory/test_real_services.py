@@ -21,9 +21,6 @@ from .test_honcho_resend import TALK
 from .test_two_people import check_two_people
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
-# one process runs all tests of a server, because each process that runs one of them starts its own server
-with_honcho = pytest.mark.xdist_group("honcho")
-with_hindsight = pytest.mark.xdist_group("hindsight")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,6 @@ def configure(harness: HermesPluginHarness, python: Path, name: str, url: str, *
     return {"path": find_plugin(python, name), "python": str(python), "deadline_seconds": 120, **more}
 
 
-@with_honcho
 @pytest.mark.parametrize("given, served", [({}, True), ({"pinUserPeer": True, "peerName": "ada"}, False)])
 async def test_two_people_with_honcho(
     tmp_path: Path, python: Path, honcho_server: honcho.HonchoServer, given: dict[str, Any], served: bool
@@ -60,7 +56,6 @@ async def test_two_people_with_honcho(
     assert await check_two_people(harness, **settings) == served
 
 
-@with_hindsight
 @pytest.mark.parametrize(
     "given, served", [({"bank_id_template": "b-{user}"}, True), ({"bank_id": "one-for-all"}, False)]
 )
@@ -75,7 +70,6 @@ async def test_two_people_with_hindsight(
     assert await check_two_people(harness, **settings) == served
 
 
-@with_honcho
 async def test_a_resend_to_honcho_stores_nothing_twice(
     tmp_path: Path, python: Path, honcho_server: honcho.HonchoServer
 ) -> None:

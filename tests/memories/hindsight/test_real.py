@@ -32,8 +32,7 @@ from tests.memories.memory_items import (
     run_real_check,
 )
 
-# one process runs them all, because each process that runs one of them starts its own servers
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600), pytest.mark.xdist_group("hindsight")]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,7 @@ from tests.memories.memory_items import (
     run_real_check,
 )
 
-# one process runs them all, because each process that runs one of them starts its own server
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600), pytest.mark.xdist_group("honcho")]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 LIMIT_SECONDS = 300.0
 SETTINGS: dict[str, Any] = {"deadline_seconds": 300.0, "visible_seconds": 1.0}
 
