@@ -48,6 +48,8 @@ PROVE_seeds := tests/sim/test_schedules.py
 PROVE_mutants := tests/sim/test_mutants.py
 PROVE_kills := tests/kill
 PROVE_services := tests/memories tests/hermes
+# One process runs all tests of a file, because each process that runs one of them starts its own servers.
+DIST_services := --dist loadfile
 PROVE_platforms := tests/platforms
 PROVE_fuzz := tests/hostile
 PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_services) $(PROVE_platforms) $(PROVE_fuzz))
@@ -56,7 +58,7 @@ prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCH
 	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
 	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms, fuzz or rest'; exit 2; }
 	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_FUZZ=$(FUZZ) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
-	  $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
+	  $(BIN)/python -m pytest -n $(JOBS) $(DIST_$(PART)) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 
 lock: $(VENV)/.ready-dev ## write locks/*.txt, the versions and hashes of an install (ARGS=--upgrade for newer versions)
 	$(PIP) uv

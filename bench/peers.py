@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import subprocess
 import sys
@@ -28,12 +29,14 @@ def install(venv: Path = VENV, packages: tuple[str, ...] = PACKAGES) -> Path:
     """Return the interpreter of the peers' venv. Create the venv if it is missing or has other versions."""
     python = venv / "bin" / "python"
     stamp = venv / "packages"
-    if not stamp.exists() or stamp.read_text() != "\n".join(packages):
-        print("installing", *packages, "into", venv, file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-        subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
-        stamp.write_text("\n".join(packages))
+    with venv.with_name(f"{venv.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
+        if not stamp.exists() or stamp.read_text() != "\n".join(packages):
+            print("installing", *packages, "into", venv, file=sys.stderr)
+            subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+            subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
+            stamp.write_text("\n".join(packages))
     return python
 
 

@@ -16,7 +16,7 @@ from everhold.core.entries import ChatLocation, Entry, EntryKind, Heard, Stamp
 from everhold.core.people import PeopleDirectory
 from everhold.memories.builtin import MemoryIndex
 from everhold.memories.builtin.embeddings import EmbeddingsMode
-from everhold.ports.store import Session
+from everhold.ports.store import EntryPage, Session
 
 AUDIENCE = ("person:ada",)
 ASKED = 100
@@ -46,8 +46,10 @@ class Feed:
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
 
-    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        return [entry(pos, text) for pos, text in enumerate(self.texts[after : after + limit], after + 1)]
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> EntryPage:
+        page = EntryPage(entry(pos, text) for pos, text in enumerate(self.texts[after : after + limit], after + 1))
+        page.has_more = after + limit < len(self.texts)
+        return page
 
     async def get_session(self, id: str) -> Session:
         return Session(id=id, agent="main", address="", last_seq=0, generation=0, created=0.0)

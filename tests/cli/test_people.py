@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from everhold.app import GatewayApp, SystemClock, load_home_settings
 from everhold.cli.commands.status import list_problems
 from everhold.core.entries import ChatLocation
+from everhold.core.erasure import DeletionRecord, PersonErasure, PlaceErasure
+from everhold.core.session_rebuild import SessionRebuild
 from everhold.infra.home import Home
+from everhold.ports.memory import ErasureState, ProviderDeletion
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from everhold.telemetry.logs import open_log
 from tests.cli.command_home import CommandHome
@@ -124,6 +128,43 @@ def test_status_names_failing_accounts(command_home: CommandHome) -> None:
     done = command_home.run_in_process("status")
     assert done.code == 1
     assert "BOT is not set" in done.out
+
+
+def test_status_shows_rebuilds_and_the_forgettings_that_block_them(command_home: CommandHome) -> None:
+    (command_home.path / "config.yaml").write_text(CONFIG)
+    deletion = ProviderDeletion(id="1", what="a session", state=ErasureState.UNCONFIRMED)
+    place = PlaceErasure(
+        agent="main", memory="honcho", asked_at=1.0, deletions=(DeletionRecord(deletion=deletion, asked_at=1.0),)
+    )
+    erasure = PersonErasure(identities=("telegram:1",), at=1.0, log_erased_at=1.0, places=(place,))
+    waiting = PlaceErasure(agent="main", memory="honcho", problem="a forgetting or a rekey is under way")
+    rebuild = SessionRebuild(place=waiting, name="n", keys=("s:1", "s:4"), members=("person:a",), since=1.0)
+    records = {
+        (StateNamespace.ERASURE, erasure.id): erasure,
+        (StateNamespace.SESSION_REBUILD, rebuild.key): rebuild,
+    }
+
+    async def store_records() -> None:
+        home = Home(command_home.path).create()
+        app = GatewayApp(
+            home, load_home_settings(home, environ={}), log=open_log(clock=SystemClock(), level="error"), environ={}
+        )
+        await client_of(app).show_status()
+        writes = tuple(
+            StateWrite(namespace=namespace, key=key, value=msgspec.json.encode(it).decode(), version=0)
+            for (namespace, key), it in records.items()
+        )
+        await app.store.commit(Change(step=Step.STATE, session="", at=1.0, state_writes=writes))
+        await app.stop(seconds=0)
+
+    asyncio.run(store_records())
+    done = command_home.run("status")
+    assert done.code == 1
+    assert f"rebuild   honcho of main · planned · 2 items undone · waits for the forgetting {erasure.id}" in done.out
+    assert f"forget    {erasure.id} · unconfirmed · began" in done.out
+    assert f"forgetting {erasure.id} is not confirmed after a day: honcho of main" in done.out
+    assert "everhold memory erasures" in done.out
+    assert "telegram:1" not in done.out
 
 
 def test_status_names_halted_chats_and_agent_loops(command_home: CommandHome) -> None:

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 
 from everhold.admin.forgetting import BackupHolding
+from everhold.admin.memory import MemoryAdmin
 from everhold.assembly.memory_providers import MemoryTool
-from everhold.core.entries import Stamp
+from everhold.core.entries import Changed, EntryDraft, MemoryNameSet, Stamp
 from everhold.core.people import PeopleAction
 from everhold.engine.memory.recall import HitJudge
 from everhold.engine.memory.tombstones import load_erasures
-from everhold.errors import Transient
+from everhold.errors import Refused, Transient
 from everhold.ports.memory import (
     ErasureState,
     ErasureTarget,
@@ -151,6 +152,17 @@ def start(gateway: InProcessGateway) -> LaterProvider:
     gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=1.0)
     gateway.send_message(f"my secret is {CANARY}")
     return provider
+
+
+def admin_of_main(gateway: InProcessGateway) -> MemoryAdmin:
+    """There is no other agent, so the provider is asked for each step once."""
+    return MemoryAdmin(gateway.control, agents=lambda: ("main",))
+
+
+def set_memory_name(gateway: InProcessGateway, session: str, name: str) -> None:
+    named = EntryDraft(body=Changed(change=MemoryNameSet(memory="a", name=name)), author="system")
+    change = Change(step=Step.STATE, session=session, at=gateway.clock.now(), entries=(named,))
+    gateway.run(gateway.store.commit(change))
 
 
 def shown(gateway: InProcessGateway) -> str:
@@ -323,6 +335,48 @@ class TestStates:
         assert after != before
         assert [get_memory_text(it) for it in provider.kept[after]]
         assert provider.targets[-1].moved_sessions == {before: after}
+
+    @pytest.mark.parametrize("titled", [False, True], ids=["set by an import", "made of a title"])
+    def test_after_a_crash_a_session_moves_to_the_same_name(self, gateway: InProcessGateway, titled: bool) -> None:
+        """What others said would be stored anew under one name, and the chat would go on under another."""
+        provider = LaterProvider()
+        gateway.runtimes.memories = {"a": provider}
+        session = gateway.send_message("/title Bananas" if titled else "/status").session
+        set_memory_name(gateway, session, "bananas")
+        gateway.send_message(f"my secret is {CANARY}")
+        assert list(provider.kept) == ["bananas"]
+        provider.faults.succeed_next()
+        provider.faults.fail_next(Transient("down"))
+        gateway.run(admin_of_main(gateway).forget_person("ada"))
+        chosen = provider.targets[-1].moved_sessions["bananas"]
+        gateway.crash()
+        gateway.start()
+        admin = admin_of_main(gateway)
+        gateway.run(admin.resume_erasures())
+        gateway.run(admin.finish_unfinished())
+        assert provider.targets[-1].moved_sessions == {"bananas": chosen}
+        assert "bananas" not in chosen, "the title may be erased"
+        gateway.send_message("and on")
+        assert titled or gateway.run(gateway.store.get_session(session)).names["a"] == chosen
+        provider.work()
+        gateway.run(admin.finish_unfinished())
+        assert gateway.run(admin.list_erasures())[0].state == "confirmed"
+        assert "bananas" not in str(gateway.run(gateway.store.list_state_records(StateNamespace.ERASURE)))
+
+    def test_an_item_that_is_replayed_goes_to_the_new_session(self, gateway: InProcessGateway) -> None:
+        """An item from before the erasure would make the deleted session anew."""
+        provider = LaterProvider()
+        gateway.runtimes.memories = {"a": provider}
+        gateway.send_message(f"my secret is {CANARY}", kind="thread", who="ada")
+        (before,) = provider.kept
+        provider.faults.fail_next(Refused("not now"))
+        gateway.send_message(f"I like {OTHER}", kind="thread", who="bob")
+        gateway.run(admin_of_main(gateway).forget_person("ada"))
+        after = provider.targets[-1].moved_sessions[before]
+        gateway.run(gateway.control.replay_dead_letters())
+        gateway.run_until_idle()
+        assert OTHER in str([get_memory_text(it) for it in provider.kept[after]])
+        assert OTHER not in str([get_memory_text(it) for it in provider.kept[before]])
 
     def test_an_incapable_memory_cannot_and_its_hits_stay_hidden(self, gateway: InProcessGateway) -> None:
         class Incapable(FakeMemoryProvider):

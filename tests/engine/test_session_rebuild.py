@@ -115,6 +115,25 @@ def test_the_session_is_stored_anew(trial: RebuildTrial) -> None:
     trial.check_rebuilt()
 
 
+def test_status_says_for_which_forgetting_a_rebuild_waits(trial: RebuildTrial) -> None:
+    admin = MemoryAdmin(trial.gateway.control, agents=lambda: ("main",))
+    erasure = trial.gateway.run(admin._begin_erasure({"bob": 0.0}, by="operator", rebuild=False))
+    trial.undo()
+    trial.rebuild()
+    status = trial.gateway.run(trial.gateway.control.collect_status())
+    (waiting,) = status["rebuilds"]
+    assert (waiting["memory"], waiting["agent"], waiting["items"]) == ("m", "main", 1)
+    assert waiting["waits_for"] == [erasure.id]
+    (open_erasure,) = status["erasures"]
+    assert (open_erasure["id"], [it["memory"] for it in open_erasure["places"]]) == (erasure.id, ["m"])
+    assert "bob" not in str(status["erasures"]), "a status is no place for names of people"
+    trial.gateway.run(admin.records.drop(erasure))
+    trial.rebuild()
+    status = trial.gateway.run(trial.gateway.control.collect_status())
+    assert (status["rebuilds"], status["erasures"]) == ([], [])
+    trial.check_rebuilt()
+
+
 def test_several_undos_in_turn(trial: RebuildTrial) -> None:
     for _ in range(2):
         trial.undo()

@@ -1,4 +1,4 @@
-"""A turn that an unlink or an erasure takes back is answered again, but a `once` tool does not run again."""
+"""A turn that an unlink or an erasure takes back is answered again, but a tool that acted does not act again."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Began, Called, Entry, EntryBody, EntryKind, Heard, Returned, ToolCall
+from everhold.core.entries import (
+    Began,
+    Called,
+    ChatLocation,
+    Entry,
+    EntryBody,
+    EntryKind,
+    Heard,
+    Returned,
+    Thought,
+    ToolCall,
+)
 from everhold.core.turn import list_spent_tools
 from everhold.engine.state_updates import update_people
 from everhold.engine.turn import execution
 from everhold.ports.model import ModelRequest, ModelResponse
-from everhold.ports.tool import ToolEffect
+from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
 
 from .test_people import DISCORD, TELEGRAM, PeopleScenario
 
 HOW = ["unlinked", "erased"]
+RECORDED_EFFECTS = [ToolEffect.ONCE, ToolEffect.KEYED, ToolEffect.PROBE]
+"""The effects of tools whose calls are recorded before they start."""
 
 
 class TakenBackTurn:
@@ -87,11 +100,13 @@ class TakenBackTurn:
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("effect", RECORDED_EFFECTS)
 @pytest.mark.parametrize("during", [True, False], ids=["during", "after"])
 def test_a_started_call_is_never_repeated(
-    gateway: InProcessGateway, how: str, during: bool, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, how: str, effect: ToolEffect, during: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn = TakenBackTurn(gateway, how)
+    """The second turn's call has another key, so a key would not prevent the second effect."""
+    turn = TakenBackTurn(gateway, how, effect=effect)
     if during:
         turn.take_back_during_the_call()
     else:
@@ -118,6 +133,30 @@ def test_a_tool_that_may_be_repeated_runs_again(gateway: InProcessGateway) -> No
     assert sum(turn.tool.started.values()) == 2
 
 
+class MessengerTool(FakeTool):
+    """Sends a message with its result, so its call is not recorded before it starts."""
+
+    def __init__(self) -> None:
+        super().__init__("pay", ToolEffect.PURE)
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        await super().run(arguments, context)
+        to = ChatLocation(platform="fake", account="main", chat="bank")
+        return ToolResult(text="Sent to the bank.", send_requests=(SendRequest(text="pay the bill", to=to),))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_message_that_a_tool_sent_is_not_sent_again(
+    gateway: InProcessGateway, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = TakenBackTurn(gateway, how)
+    turn.tool = gateway.runtimes.tools["pay"] = MessengerTool()
+    turn.take_back_after_the_call(monkeypatch)
+    shown = turn.send()
+    assert gateway.list_shown_texts().count("pay the bill") == 1
+    assert "already called pay" in shown
+
+
 def make_entry(seq: int, kind: EntryKind, body: EntryBody | None) -> Entry:
     return Entry(
         session="s", seq=seq, pos=seq, kind=kind, body=body, op=2, author="agent:main", at=1.0, version=1, digest=b""
@@ -134,3 +173,15 @@ def test_if_the_call_was_erased_it_may_have_been_any() -> None:
     assert list_spent_tools([began, called], {1}, {"tell"}) == {}
     assert list_spent_tools([began, called], {9}, {"pay"}) == {}, "it was for other messages"
     assert set(list_spent_tools([began, erased], {1}, {"pay", "tell"})) == {"pay", "tell"}
+
+
+def test_if_the_answer_was_erased_any_tool_may_have_sent_the_message() -> None:
+    began = make_entry(2, EntryKind.BEGAN, Began(type="turn", takes=(1,)))
+    thought = make_entry(3, EntryKind.THOUGHT, Thought(text="", calls=(ToolCall(id="1", tool="tell", arguments={}),)))
+    returned = make_entry(4, EntryKind.RETURNED, Returned(call="1", text="sent"))
+    erased_thought, erased_result = (make_entry(it.seq, it.kind, None) for it in (thought, returned))
+    sent = make_entry(5, EntryKind.SAID, None)
+    assert set(list_spent_tools([began, thought, returned, sent], {1}, {"pay", "tell"})) == {"tell"}
+    assert list_spent_tools([began, thought, returned], {1}, {"pay", "tell"}) == {}, "nothing was sent"
+    for erased in ([erased_thought, returned], [thought, erased_result]):
+        assert set(list_spent_tools([began, *erased, sent], {1}, {"pay", "tell"})) == {"pay", "tell"}

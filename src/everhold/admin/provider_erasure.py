@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 from msgspec import structs
@@ -33,6 +33,8 @@ ERASURE_DEADLINE_SECONDS: Final = 3_600.0
 and deletes everything that it has of a person.
 """
 _READABLE_CAPABILITIES: Final = frozenset({MemoryCapability.FORGET, MemoryCapability.RENEW_SESSION})
+MOVED_NAME: Final = "moved"
+"""Begins the name of a session that goes on without a conversation."""
 READ_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two readbacks of a memory that shows everything at once."""
 
@@ -71,7 +73,10 @@ class ProviderEraser:
             await save(place)
             planned = [it.session for it in deletions if it.state is ErasureState.PLANNED and it.session]
             if planned:
-                moved = await self._move_sessions(place, person, planned)
+                moved = await self._choose_new_names(place, person, planned)
+                place = erasure.record_new_names(place, moved)
+                await save(place)
+                await self._move_sessions(place, moved)
                 if not await self.wait_settled(place.memory, names=planned):
                     return self._record_problem(place, "a batch for a session that is deleted is in flight")
                 target = structs.replace(target, moved_sessions=moved)
@@ -175,27 +180,40 @@ class ProviderEraser:
         ]
         return len({get_original_key(it.key) for it in receipts})
 
-    async def _move_sessions(self, place: PlaceErasure, person: PersonErasure, names: Sequence[str]) -> dict[str, str]:
-        """Give every session that is stored under one of these names a new one, from the next item on. A name that no
-        session has any more was given up by its conversation already.
+    async def _choose_new_names(
+        self, place: PlaceErasure, person: PersonErasure, names: Sequence[str]
+    ) -> dict[str, str]:
+        """Return a new name for each of these sessions of a memory; the same one again after a crash. The title may be
+        erased, so no name is made of it or of the old name.
         """
-        moved = {name: make_new_name(name, person.id) for name in names}
-        async for session in self.iterate_sessions():
-            name = session.names.get(place.memory, "")
-            if session.agent == place.agent and name in moved:
-                moved[name] = await self._set_new_name(session, place, person)
-        return moved
+        # a name that no conversation has any more was given up with its title, or by another step
+        plain = dict.fromkeys(names, MOVED_NAME)
+        async for session in self._iterate_named(place, names):
+            runtime = self.runtimes.get_runtime(session.agent, session.choices)
+            origin = build_session_origin(session, Stamp())
+            plain[session.names[place.memory]] = runtime.choose_memory_name(place.memory, origin)
+        places = (place, *person.places)
+        return {
+            old: erasure.find_new_name(places, place.memory, old) or make_new_name(new, f"{person.id}\0{old}")
+            for old, new in plain.items()
+        }
 
-    async def _set_new_name(self, session: Session, place: PlaceErasure, person: PersonErasure) -> str:
-        runtime = self.runtimes.get_runtime(session.agent, session.choices)
-        # the title may be erased, so the new name is not made of it
-        plain = runtime.choose_memory_name(place.memory, build_session_origin(session, Stamp()))
-        name = make_new_name(plain, person.id)
-        body = Changed(change=MemoryNameSet(memory=place.memory, name=name))
-        draft = EntryDraft(body=body, author="system")
-        at = self.gates.clock.now()
-        await self.store.commit(Change(step=Step.ERASE, session=session.id, at=at, entries=(draft,)))
-        return name
+    async def _move_sessions(self, place: PlaceErasure, moved: Mapping[str, str]) -> None:
+        """Give every conversation that is stored under one of these names its new one. No item goes to the old session
+        any more, however old.
+        """
+        async for session in self._iterate_named(place, moved):
+            old = session.names[place.memory]
+            body = Changed(change=MemoryNameSet(memory=place.memory, name=moved[old], replaces=old))
+            draft = EntryDraft(body=body, author="system")
+            at = self.gates.clock.now()
+            await self.store.commit(Change(step=Step.ERASE, session=session.id, at=at, entries=(draft,)))
+
+    async def _iterate_named(self, place: PlaceErasure, names: Collection[str]) -> AsyncIterator[Session]:
+        """Yield the conversations of the agent that the memory stores under one of these names."""
+        async for session in self.iterate_sessions():
+            if session.agent == place.agent and session.names.get(place.memory, "") in names:
+                yield session
 
     async def wait_settled(self, memory: str, *, names: Collection[str]) -> bool:
         """Wait for batches in flight that contain erased entries, or that go to a session with one of `names`. Return

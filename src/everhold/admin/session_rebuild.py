@@ -162,8 +162,7 @@ class SessionRebuilder:
 
     async def _is_busy(self, place: PlaceErasure, sessions: Collection[Session]) -> bool:
         """Return whether somebody else moves or erases something there. A copy would look newer than the erasure."""
-        open_places = [it for one in await load_erasures(self.store) for it in one.places if it.is_open]
-        if any(it.memory == place.memory for it in open_places):
+        if erasure.list_blocking_erasures(await load_erasures(self.store), place.memory):
             return True
         moving = await self.store.list_cursors(consumer=rekey_consumer(place.memory), waiting=True)
         return not {it.session for it in moving}.isdisjoint(it.id for it in sessions)

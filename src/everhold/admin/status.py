@@ -8,11 +8,14 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core.entries import Compressed, Entry
+from everhold.core.erasure import list_blocking_erasures
 from everhold.core.turn import MAX_TURN_ATTEMPTS, compute_stable_seconds
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.gates import Gates
 from everhold.engine.memory import health as memory_health
-from everhold.ports.store import ConsumerCursor
+from everhold.engine.memory.rebuilds import load_rebuilds
+from everhold.engine.memory.tombstones import load_erasures
+from everhold.ports.store import ConsumerCursor, Store
 
 MAX_LISTED_COMPRESSIONS: Final = 3
 
@@ -38,6 +41,40 @@ async def collect_status(gates: Gates, runtimes: AgentRuntimes) -> dict[str, Any
         "memories": [
             msgspec.to_builtins(condition)
             for condition in await memory_health.collect_conditions(gates, runtimes.list_memories())
+        ],
+        **await collect_erasures(store),
+    }
+
+
+async def collect_erasures(store: Store) -> dict[str, Any]:
+    """The forgettings that are not finished, by id because a name is personal, and the rebuilds of sessions after an
+    undo. A rebuild waits for the forgettings of its memory.
+    """
+    erasures = [it for it in await load_erasures(store) if it.is_open]
+    return {
+        "erasures": [
+            {
+                "id": it.id,
+                "at": it.at,
+                "state": it.state,
+                "places": [
+                    {"memory": place.memory, "agent": place.agent, "state": place.state, "problem": place.problem}
+                    for place in it.places
+                    if place.is_open
+                ],
+            }
+            for it in erasures
+        ],
+        "rebuilds": [
+            {
+                "memory": it.place.memory,
+                "agent": it.place.agent,
+                "items": len(it.keys),
+                "state": it.place.state,
+                "problem": it.place.problem,
+                "waits_for": [one.id for one in list_blocking_erasures(erasures, it.place.memory)],
+            }
+            for it in await load_rebuilds(store)
         ],
     }
 

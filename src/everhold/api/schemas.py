@@ -673,6 +673,36 @@ class GivenUpTurnView(Struct):
     after_seconds: float
 
 
+class OpenPlaceView(Struct):
+    """A memory that may still have something of a person who is forgotten."""
+
+    memory: str
+    agent: str
+    state: str
+    problem: str
+
+
+class OpenErasureView(Struct):
+    """A forgetting that is not finished, by its id. `GET /api/memory/erasures` has the rest."""
+
+    id: str
+    at: float
+    state: str
+    places: list[OpenPlaceView]
+
+
+class SessionRebuildView(Struct):
+    """A session that a memory stores anew because `items` of it were undone. `waits_for` has the ids of the forgettings
+    that have to be finished first."""
+
+    memory: str
+    agent: str
+    items: int
+    state: str
+    problem: str
+    waits_for: list[str]
+
+
 class StatusResponse(Struct):
     """The state of the process, and what waits, fails or was given up in its home."""
 
@@ -706,6 +736,8 @@ class StatusResponse(Struct):
     failing: list[str]
     compressions: list[dict[str, Any]]
     memories: list[dict[str, Any]]
+    erasures: list[OpenErasureView]
+    rebuilds: list[SessionRebuildView]
 
 
 class AgentView(Struct):

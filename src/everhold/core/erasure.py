@@ -80,6 +80,9 @@ class PlaceErasure(StoredRecord, frozen=True, kw_only=True):
     """An earlier request began, and its answer was lost. It may have deleted something that nothing names any more."""
     problem: str = ""
     """Why it could not be asked or read back."""
+    new_names: Mapping[str, str] = {}
+    """Hash of a session's name in the memory -> the name under which its conversation goes on. It is stored before
+    it is used, so that it is the same after a crash. The old name may be made of a title, so only its hash is kept."""
 
     @property
     def state(self) -> ErasureState:
@@ -172,6 +175,11 @@ def combine_states(states: Iterable[ErasureState]) -> ErasureState:
     return next((state for state in _STATE_ORDER if state in given), ErasureState.CONFIRMED)
 
 
+def list_blocking_erasures(erasures: Iterable[PersonErasure], memory: str) -> list[PersonErasure]:
+    """Return the forgettings for which a rebuild in a memory waits. A copy would look newer than the erasure."""
+    return [it for it in erasures if any(place.is_open and place.memory == memory for place in it.places)]
+
+
 # -- one place ---------------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +204,19 @@ def record_asked(place: PlaceErasure, deletions: Sequence[ProviderDeletion], *, 
     added = [_add_deletion(before.get(it.id), it, now) for it in deletions]
     asked = structs.replace(place, deletions=(*kept, *added), asked_at=now, problem="", is_overdue=False)
     return structs.replace(asked, first_tried_at=place.first_tried_at or now, began_at=0.0, is_interrupted=False)
+
+
+def record_new_names(place: PlaceErasure, names: Mapping[str, str]) -> PlaceErasure:
+    """Return the place with the new name of each of these sessions. It is stored before a conversation gets the
+    name.
+    """
+    return structs.replace(place, new_names={**place.new_names, **{_hash_id(old): new for old, new in names.items()}})
+
+
+def find_new_name(places: Iterable[PlaceErasure], memory: str, name: str) -> str:
+    """Return the new name that was chosen for a session of a memory, for whichever agent; empty if there is none."""
+    key = _hash_id(name)
+    return next((it.new_names[key] for it in places if it.memory == memory and key in it.new_names), "")
 
 
 def _build_interrupted(now: float) -> DeletionRecord:

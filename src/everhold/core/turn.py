@@ -7,7 +7,7 @@ and continues at the first step that was not recorded. Nothing here waits, calls
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -44,7 +44,7 @@ UNKNOWN_OUTCOME_TEXT: Final = (
 )
 SPENT_TOOL_TEXT: Final = (
     "Not called: an earlier attempt to answer this message already called {tool}, {outcome}, and had to start over. "
-    "This tool may be called only once. Tell the person; they can ask for it again."
+    "It is not called again, so that nothing happens twice. Tell the person; they can ask for it again."
 )
 NOT_RUN_TEXT: Final = "Not run: the turn ended before this call was started."
 
@@ -286,25 +286,44 @@ def list_new_calls(event: TurnEvent) -> tuple[ToolCall, ...]:
 
 
 def list_spent_tools(entries: Sequence[Entry], heard: Collection[int], tools: Collection[str]) -> dict[str, str]:
-    """Return those of `tools` that a turn which was taken back has started for one of the `heard` messages, each with
-    what the model is told. `entries` are those of the earlier turn. If it was erased which tool it was, it is any.
+    """Return those of `tools` with which a turn that was taken back has acted for one of the `heard` messages, each
+    with what the model is told. `entries` are those of the earlier turn. If it was erased which tool it was, it is any.
+
+    A tool acted if its call was recorded before it started, whatever its effect: the new turn's call has another key.
+    A pure tool acted if a message was sent with its result.
     """
     if set(heard).isdisjoint(list_consumed_seqs(entries)):
         return {}
     returned = {entry.body.call for entry in entries if isinstance(entry.body, Returned) and not entry.body.unknown}
     found: dict[str, str] = {}
+    for tool, call in _list_acting_calls(entries):
+        if tool in tools:
+            outcome = "which returned a result" if call in returned else "and it is unknown whether that was completed"
+            found[tool] = SPENT_TOOL_TEXT.format(tool=tool, outcome=outcome)
+        elif not tool:
+            unknown = {it: SPENT_TOOL_TEXT.format(tool=it, outcome="or another such tool") for it in tools}
+            found = {**unknown, **found}
+    return found
+
+
+def _list_acting_calls(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
+    """Yield tool and call id of every call that acted; empty texts if they were erased."""
+    tools: dict[str, str] = {}
+    last_call = ""
     for entry in entries:
         match entry.body:
-            case Called(effect=ToolEffect.ONCE, tool=tool, call=call) if tool in tools:
-                outcome = (
-                    "which returned a result" if call in returned else "and it is unknown whether that was completed"
-                )
-                found[tool] = SPENT_TOOL_TEXT.format(tool=tool, outcome=outcome)
+            case Thought(calls=calls):
+                tools.update({it.id: it.tool for it in calls})
+            case Called(tool=tool, call=call):
+                yield tool, call
+            case Returned(call=call):
+                last_call = call
             case None if entry.kind is EntryKind.CALLED:
-                for tool in tools:
-                    outcome = "or another such tool"
-                    found.setdefault(tool, SPENT_TOOL_TEXT.format(tool=tool, outcome=outcome))
-    return found
+                yield "", ""
+            case None if entry.kind is EntryKind.RETURNED:
+                last_call = ""
+        if entry.kind is EntryKind.SAID:  # a turn that was taken back has no reply, so a tool sent it
+            yield tools.get(last_call, ""), last_call
 
 
 def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str]) -> TurnAction:

@@ -20,7 +20,7 @@ from .test_bundled import find_plugin, python as python
 from .test_honcho_resend import TALK
 from .test_two_people import check_two_people
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

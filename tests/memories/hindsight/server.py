@@ -38,6 +38,8 @@ with psycopg2.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
         found[table] = "\\n".join(row for (row,) in cursor.fetchall())
     print(json.dumps(found))
 """
+START_SECONDS = 900.0
+"""A safety net for a program that never starts. A busy machine needs minutes."""
 HOW = "`make prove HINDSIGHT=1` installs it, 1.4 GB; or name it in EVERHOLD_HINDSIGHT"
 
 
@@ -80,7 +82,7 @@ class Database:
             cwd=self.home,
             check=True,
             capture_output=True,
-            timeout=120,
+            timeout=START_SECONDS,
             **self._as,
         )
 
@@ -124,7 +126,7 @@ class Server:
                 "HINDSIGHT_API_LLM_TRACE_ENABLED": "true",
             }
 
-    def start(self, *, seconds: float = 180.0) -> None:
+    def start(self, *, seconds: float = START_SECONDS) -> None:
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
                 [self.program], env=self._environ, cwd=self.home, stdout=output, stderr=output, start_new_session=True
@@ -141,7 +143,7 @@ class Server:
         """Return every row of its database as text, by table."""
         python = self.program.parent / "python"
         done = subprocess.run(
-            [python, "-c", DUMP, self.database], check=True, capture_output=True, text=True, timeout=120
+            [python, "-c", DUMP, self.database], check=True, capture_output=True, text=True, timeout=START_SECONDS
         )
         found: dict[str, str] = json.loads(done.stdout)
         return found

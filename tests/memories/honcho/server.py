@@ -26,6 +26,8 @@ from tests.memories.deriving_model import DerivingModelService
 INSTALLED = Path(__file__).parents[3] / ".honcho" / "bin" / "python"
 DIMENSIONS = 1536
 """The width that Honcho's migrations give its vectors."""
+START_SECONDS = 900.0
+"""A safety net for a program that never starts. A busy machine needs minutes."""
 HOW = "`make prove HONCHO=PATH` runs it, where PATH is a checkout of Honcho's source"
 OFFLINE_TOKENS = """
 import tiktoken
@@ -127,7 +129,13 @@ class HonchoDatabase:
         environ = {"PATH": os.defpath, "HOME": str(self._home), "LC_ALL": "C"}
         command = [str(self._programs / program), *words]
         subprocess.run(
-            command, env=environ, cwd=self._home, check=True, stdout=subprocess.DEVNULL, timeout=120, **self._as
+            command,
+            env=environ,
+            cwd=self._home,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=START_SECONDS,
+            **self._as,
         )
 
 
@@ -166,7 +174,7 @@ class HonchoServer:
             **configured,
         }
 
-    def start(self, *, seconds: float = 180.0) -> None:
+    def start(self, *, seconds: float = START_SECONDS) -> None:
         self._spawn("provision", ["scripts/provision_db.py"]).wait(timeout=seconds)
         serve = ["-m", "uvicorn", "src.main:app", "--host", "127.0.0.1", "--port", str(self.port)]
         server = self._spawn("server", serve)

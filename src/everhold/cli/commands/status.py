@@ -72,6 +72,15 @@ def list_problems(found: dict[str, Any]) -> list[tuple[str, str]]:
             wrong.append((f"memory {it['memory']} of {it['agent']}: {what}", remedy))
         for hook, error in it["hooks"].items():
             wrong.append((f"memory {it['memory']} of {it['agent']}: {hook}: {error}", "no data is lost"))
+    for it in found.get("erasures", ()):  # an older gateway reports none
+        if it["state"] == "unconfirmed":
+            where = ", ".join(f"{one['memory']} of {one['agent']}" for one in it["places"]) or "the log"
+            what = f"forgetting {it['id']} is not confirmed after a day: {where}"
+            wrong.append((what, "`everhold memory erasures` says what is left; everhold asks again every day"))
+    for it in found.get("rebuilds", ()):
+        if it["state"] == "unconfirmed":
+            what = f"memory {it['memory']} of {it['agent']} still has a session with something that was undone"
+            wrong.append((what, it["problem"] or "everhold asks again every day"))
     for loop in found["loops"]:
         where = f"{loop['platform']}:{loop['chat']} ({loop['agent']})"
         wrong.append(
@@ -102,6 +111,10 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
         screen.print_line(f"  backlog   {backlog}")
     for memory in found["memories"]:
         screen.print_line(f"  memory    {_format_memory(memory)}")
+    for it in found.get("erasures", ()):  # an older gateway reports none
+        screen.print_line(f"  forget    {_format_erasure(it)}")
+    for it in found.get("rebuilds", ()):
+        screen.print_line(f"  rebuild   {_format_rebuild(it)}")
     screen.print_line(f"  failed    {format_count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
     for account in found["accounts"]:
         state = "listening" if account["listening"] else account["trouble"] or "not listening"
@@ -169,6 +182,26 @@ def _format_memory(it: dict[str, Any]) -> str:
     elif it["report"]:
         parts.append(format_one_line(it["report"]))
     return " · ".join(parts)
+
+
+def _format_erasure(it: dict[str, Any]) -> str:
+    """Describe a forgetting that is not finished: since when, and what each place that is left says."""
+    places = [
+        ", ".join(part for part in (f"{one['memory']} of {one['agent']} {one['state']}", one["problem"]) if part)
+        for one in it["places"]
+    ]
+    since = f"began {format_duration(max(0.0, time.time() - it['at']))} ago"
+    return " · ".join(format_one_line(part) for part in (it["id"], it["state"], since, *places))
+
+
+def _format_rebuild(it: dict[str, Any]) -> str:
+    """Describe a session that a memory stores anew after an undo, and what it waits for."""
+    parts = [f"{it['memory']} of {it['agent']}", it["state"], f"{format_count(it['items'], 'item')} undone"]
+    if it["waits_for"]:
+        parts.append(f"waits for the forgetting {', '.join(it['waits_for'])}")
+    elif it["problem"]:
+        parts.append(it["problem"])
+    return " · ".join(format_one_line(part) for part in parts)
 
 
 def _show_backlog(rows: list[dict[str, Any]]) -> str:

@@ -50,7 +50,7 @@ from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall import RecallRecord
-from everhold.core.roles import PersonRole, explain_lost_access, list_role_refusals
+from everhold.core.roles import PersonRole, ToolAccess, explain_lost_access, list_role_refusals
 from everhold.core.turn import (
     SEND_LESS_REMEDY,
     START_OVER_REMEDY,
@@ -412,12 +412,11 @@ class TurnExecution:
         }
 
     async def _find_spent_tools(self, event: TurnEvent) -> dict[str, str]:
-        """Return the tools about to be called that may run only once, and that a turn which was taken back has already
-        started for a message of this one.
+        """Return the tools about to be called with which a turn that was taken back has already acted for a message of
+        this one.
         """
-        effects = self.runtime.tool_effects
         calls = (*self.state.open_calls, *list_new_calls(event))
-        tools = {it.tool for it in calls if effects.get(it.tool, ToolEffect.ONCE) is ToolEffect.ONCE}
+        tools = {it.tool for it in calls if self._can_act(it.tool)}
         if not tools or not self.heard:
             return {}
         found: dict[str, str] = {}
@@ -427,6 +426,12 @@ class TurnExecution:
             entries = await self.store.list_entries(self.session.id, after=turn.first - 1, upto=turn.last)
             found |= list_spent_tools([it for it in entries if it.op == turn.op], self.heard, tools)
         return found
+
+    def _can_act(self, tool: str) -> bool:
+        """Return whether a second call could have a second effect. A note that is stored again has none."""
+        if self.runtime.tool_effects.get(tool, ToolEffect.ONCE) is not ToolEffect.PURE:
+            return True
+        return self.runtime.tool_rules[tool].access is ToolAccess.ACT
 
     def _check_rights(self) -> FinishTurn | None:
         """Return how to end the turn if nobody who asks may still speak in the chat; None if it continues."""

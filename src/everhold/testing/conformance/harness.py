@@ -174,7 +174,7 @@ class GatewayHarness:
         chat, who = self.scenario.make_session_id(chat), self.scenario.make_person_id(who)
         origin = ChatLocation(platform="fake", account="main", chat=chat, message=f"m{self._ids}")
         verdict = await self.process.accept(IncomingMessage(origin=origin, text=text, sender=who, name=who))
-        until = self.clock.monotonic() + 10
+        until = self.clock.monotonic() + 10 + self.scenario.patience
         while await self.store.list_pending(verdict.session) or (await self.store.get_session(verdict.session)).running:
             if self.clock.monotonic() > until:
                 raise CheckFailed("a turn waited for the memory")
