@@ -566,8 +566,8 @@ def _describe_quotes(quotes: Sequence[str]) -> str:
     listed = ", ".join(quotes[:MAX_LISTED_QUOTES]) + (f" and {more} more" if more > 0 else "")
     messages = "1 message" if len(quotes) == 1 else f"{len(quotes)} messages"
     return (
-        f"text of theirs that others quoted or forwarded in {messages} ({listed}), because it belongs to whoever brought "
-        "it; POST /api/sessions/SESSION/erase erases such a message"
+        f"text of theirs that others quoted or forwarded in {messages} ({listed}), because it belongs to whoever "
+        "brought it; POST /api/sessions/SESSION/erase erases such a message"
     )
 
 
