@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from everhold.admin.memory import MemoryAdmin
 from everhold.testing.gateway import InProcessGateway
 
@@ -44,3 +46,83 @@ def test_identities_that_speak_again_after_a_forgetting_share_no_session(gateway
     assert WORD not in str(gateway.runtimes.model.requests[asked:])
     assert theirs
     gateway.assert_sound()
+
+
+@pytest.mark.parametrize("kept", ["turn", "compression", "pin"])
+def test_words_of_an_identity_that_left_are_in_no_later_request(gateway: InProcessGateway, kept: str) -> None:
+    """Both wrote into one session while they were linked. Afterwards neither reads there what the other said."""
+    scenario = PeopleScenario(gateway)
+    theirs = lead_both_into_one_session(gateway, scenario)
+    said = gateway.send_message(f"Always remember: the word for zanzibar is {WORD}", who=DISCORD, chat="d")
+    gateway.send_message("my own word is papaya4712", who=TELEGRAM, chat="t")
+    if kept == "pin":
+        gateway.send_message(f"/pin {said.seq}", who=TELEGRAM, chat="t")
+    if kept != "turn":
+        gateway.send_message("/compress here 0", who=TELEGRAM, chat="t")
+    asked = len(gateway.runtimes.model.requests)
+    gateway.send_message("what do you know?", who=TELEGRAM, chat="t")
+    assert WORD in str(gateway.runtimes.model.requests[asked:]), "they are one person"
+    scenario.unlink(DISCORD)
+    asked = len(gateway.runtimes.model.requests)
+    for text in ("what do you know?", "/retry", "and now?"):
+        assert gateway.send_message(text, who=TELEGRAM, chat="t").session == theirs
+    assert WORD not in str(gateway.runtimes.model.requests[asked:])
+    assert "papaya4712" in str(gateway.read_log(theirs))
+    assert sum("ContextReset" in str(entry.body) for entry in gateway.read_log(theirs)) == 1
+    gateway.assert_sound()
+
+
+def test_pins_of_an_identity_that_left_are_not_listed(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    lead_both_into_one_session(gateway, scenario)
+    said = gateway.send_message(f"the word for zanzibar is {WORD}", who=DISCORD, chat="d")
+    own = gateway.send_message("my own word is papaya4712", who=TELEGRAM, chat="t")
+    for seq in (said.seq, own.seq):
+        gateway.send_message(f"/pin {seq}", who=TELEGRAM, chat="t")
+    scenario.unlink(DISCORD)
+    gateway.send_message("/pins", who=TELEGRAM, chat="t")
+    assert "papaya4712" in gateway.list_shown_texts()[-1]
+    assert WORD not in gateway.list_shown_texts()[-1]
+    gateway.send_message(f"/pin {said.seq}", who=TELEGRAM, chat="t")
+    assert "has no entry" in gateway.list_shown_texts()[-1]
+
+
+def test_a_summary_that_is_made_after_an_unlink_shows_nothing_of_the_other(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    theirs = lead_both_into_one_session(gateway, scenario)
+    gateway.send_message(f"Always remember: the word for zanzibar is {WORD}", who=DISCORD, chat="d")
+    scenario.unlink(DISCORD)
+    gateway.send_message("/compress here 0", who=TELEGRAM, chat="t")
+    asked = len(gateway.runtimes.model.requests)
+    assert gateway.send_message("what do you know?", who=TELEGRAM, chat="t").session == theirs
+    assert gateway.send_message("and now?", who=TELEGRAM, chat="t").session == theirs
+    gateway.send_message("/compress here 0", who=TELEGRAM, chat="t")
+    gateway.send_message("still there?", who=TELEGRAM, chat="t")
+    assert WORD not in str(gateway.runtimes.model.requests[asked:])
+    assert sum("ContextReset" in str(entry.body) for entry in gateway.read_log(theirs)) == 1, "one reset is enough"
+    gateway.assert_sound()
+
+
+def test_a_message_that_was_not_answered_because_of_an_unlink_is_not_shown_to_the_other(
+    gateway: InProcessGateway,
+) -> None:
+    scenario = PeopleScenario(gateway)
+    theirs = lead_both_into_one_session(gateway, scenario)
+    message = gateway.make_message(f"the word for zanzibar is {WORD}", who=DISCORD, chat="d")
+    gateway.accept_message(message)  # it waits while the unlink is committed
+    scenario.unlink(DISCORD)
+    gateway.run_until_idle()
+    asked = len(gateway.runtimes.model.requests)
+    assert gateway.send_message("what do you know?", who=TELEGRAM, chat="t").session == theirs
+    assert WORD not in str(gateway.runtimes.model.requests[asked:])
+
+
+def test_a_link_and_an_unlink_of_others_leave_the_context_alone(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    session = gateway.send_message("my own word is papaya4712", who=TELEGRAM, chat="t").session
+    scenario.link(TELEGRAM, DISCORD)
+    gateway.send_message("hello", who=DISCORD, chat="d")
+    scenario.unlink(DISCORD)
+    gateway.send_message("what do you know?", who=TELEGRAM, chat="t")
+    assert "papaya4712" in str(gateway.runtimes.model.requests[-1])
+    assert "ContextReset" not in str(gateway.read_log(session))
