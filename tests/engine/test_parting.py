@@ -103,6 +103,21 @@ def test_a_summary_that_is_made_after_an_unlink_shows_nothing_of_the_other(gatew
     gateway.assert_sound()
 
 
+def test_a_task_after_an_unlink_sees_nothing_of_the_other(gateway: InProcessGateway) -> None:
+    scenario = PeopleScenario(gateway)
+    lead_both_into_one_session(gateway, scenario)
+    gateway.send_message(f"the word for zanzibar is {WORD}", who=DISCORD, chat="d")
+    asked = len(gateway.runtimes.model.requests)
+    gateway.send_message("/background look into zanzibar", who=TELEGRAM, chat="t")
+    assert WORD in str(gateway.runtimes.model.requests[asked:]), "they are one person"
+    scenario.unlink(DISCORD)
+    asked = len(gateway.runtimes.model.requests)
+    gateway.send_message("/background look into zanzibar again", who=TELEGRAM, chat="t")
+    assert len(gateway.runtimes.model.requests) > asked
+    assert WORD not in str(gateway.runtimes.model.requests[asked:])
+    gateway.assert_sound()
+
+
 def test_a_message_that_was_not_answered_because_of_an_unlink_is_not_shown_to_the_other(
     gateway: InProcessGateway,
 ) -> None:

@@ -12,19 +12,17 @@ from everhold.core.context import SessionContext
 from everhold.core.entries import (
     Began,
     Changed,
-    Compressed,
     ContextReset,
     Entry,
     EntryDraft,
-    EntryKind,
     Heard,
 )
 from everhold.core.inbox import BeginTurn, decide_next_step, list_pending_messages
-from everhold.core.people import PERSON_MEMBER, can_hear
+from everhold.core.people import PERSON_MEMBER
 from everhold.engine import effects
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
-from everhold.engine.context_cache import list_pins
+from everhold.engine.context_cache import has_words_of_others
 from everhold.engine.session_access import is_foreign_session
 from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnContext, TurnExecution
 from everhold.errors import Conflict, NotFound
@@ -147,24 +145,8 @@ class TurnWorker:
         parted = [identity for identity in senders if people.has_parted_since(identity)]
         if not parted or await is_foreign_session(self.store, session, people, parted):
             return False  # a turn in the session of another person ends by itself
-        shown = [entry for exchange in view.turns for entry in exchange.heard]
-        if (covering := view.compression) is not None and isinstance(covering.body, Compressed):
-            # the summary may repeat everything since the last reset
-            resets = await self.store.list_operations(
-                covering.session, types=("context_reset",), newest_first=True, limit=1
-            )
-            after = resets[0].op if resets else 0
-            shown += await self.store.list_entries(
-                covering.session, after=after, upto=covering.seq, kinds=(EntryKind.HEARD,)
-            )
-        shown += [one.entry for one in await list_pins(self.store, session.id, at=session.last_seq + 1)]
-        audiences = [entry.body.stamp.audience for entry in asking if isinstance(entry.body, Heard)]
-        return any(
-            not can_hear(people.expand_audience(audience), entry.body.stamp.audience, entry.at)
-            for entry in shown
-            if isinstance(entry.body, Heard) and entry.body.stamp.audience
-            for audience in audiences
-        )
+        audiences = {entry.body.stamp.audience for entry in asking if isinstance(entry.body, Heard)}
+        return any([await has_words_of_others(self.store, session, view, people, audience=it) for it in audiences])
 
     async def _start_fresh_context(self, session: Session, runtime: AgentRuntime) -> None:
         """Empty the context, as `/new` does. What the person said stays in the log, and is recalled."""
