@@ -44,7 +44,7 @@ from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import Refused, StoreError, StoreFull
 from everhold.infra.child_process import ChildProcesses
-from everhold.infra.home import Home, ensure_home_id, require_store, write_file
+from everhold.infra.home import Home, add_missing_lines, ensure_home_id, require_store
 from everhold.infra.home_lock import HomeLock, hold_machine_locks
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
 from everhold.ingress.accept import MessageAcceptor
@@ -707,6 +707,7 @@ class GatewayApp:
         """Make a copy; return the error if that failed."""
         try:
             self._require_backup_directory()
+            self._copy_erasures()
             await make()
         except (StoreError, OSError) as error:
             if str(error) != self.backup_problem:  # it is tried again every minute
@@ -738,11 +739,15 @@ class GatewayApp:
     async def _make_increment(self) -> None:
         self._last_increment = self.clock.monotonic()
         made = await self.backups.make_increment(self.store)
-        if self.backups.directory != self.home.backups and self.home.erasures.exists():
-            # a restore after the loss of this disk must erase again, too
-            write_file(self.backups.directory / self.home.erasures.name, self.home.erasures.read_bytes())
         if made is not None:
             self.log.debug("backup.incremented", path=str(made.path), upto=made.upto_pos)
+
+    def _copy_erasures(self) -> None:
+        """Keep the erasures file beside backups outside of the home, so that a restore after the loss of this disk
+        erases again, too. Lines of an earlier home stay there.
+        """
+        if self.backups.directory != self.home.backups:
+            add_missing_lines(self.home.erasures, self.backups.directory / self.home.erasures.name)
 
     async def _has_grown(self) -> bool:
         last = await self.store.last_pos()
@@ -752,8 +757,11 @@ class GatewayApp:
         """The backups that contain what was in the store at that time, and when the last of them is replaced."""
         settings = self.watcher.settings.backup
         held = [it for it in list_backups(self.backups.directory) if it.at <= at]
-        if not held or not settings.every_hours or not all(it.is_sound for it in held):
-            return BackupHolding(len(held))
+        # those in the home stay when another directory is configured, and nothing replaces them
+        former = list_backups(self.home.backups) if self.backups.directory != self.home.backups else []
+        left = sum(it.at <= at for it in former)
+        if not held or left or not settings.every_hours or not all(it.is_sound for it in held):
+            return BackupHolding(len(held) + left)
         return BackupHolding(len(held), held[-1].at + settings.keep * settings.every_hours * 3_600)
 
     async def _make_backup(self, to: str) -> dict[str, Any]:

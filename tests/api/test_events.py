@@ -185,6 +185,35 @@ async def test_an_unread_stream_uses_no_memory_and_loses_no_entry() -> None:
     assert pieces[-1].text == "99999 "
 
 
+@pytest.mark.parametrize("query", ["", "&after_seq=0"])
+async def test_an_open_stream_shows_nothing_more_after_an_unlink(gateway: ApiGateway, as_: As, query: str) -> None:
+    store, session = gateway.running.store, "2" * 26
+    address = f"agent:main:telegram:dm:{session}"
+    stamp = Stamp(person="telegram:77", audience=("person:telegram:77",), address=address)
+    opens = SessionOpening(agent="main", address=address)
+
+    async def write(text: str, opens: SessionOpening | None = None) -> None:
+        heard = Heard(origin=ChatLocation(platform="telegram", chat="x"), text=text, asks=False, stamp=stamp)
+        drafts = (EntryDraft(body=heard, author="person:telegram:77"),)
+        await store.commit(Change(step=Step.ACCEPT, session=session, at=1.0, entries=drafts, opens=opens))
+
+    await write("first", opens)
+    async with gateway.client() as boss:
+        linked = {"identity": "telegram:77", "person": "ada"}
+        assert (await boss.post("/api/people/link", json=linked)).status_code == 200
+        async with listen_to_events(as_(ADA), f"/api/events?session={session}{query}") as events:
+            await write("second")
+            seen = []
+            async with asyncio.timeout(LIMIT_SECONDS):
+                while "second" not in str(seen):
+                    seen.append(await anext(events))
+            assert (await boss.post("/api/people/unlink", json={"identity": "telegram:77"})).status_code == 200
+            await write("third, which is private")
+            async with asyncio.timeout(LIMIT_SECONDS):
+                seen += [event async for event in events]  # the stream ends
+    assert "private" not in str(seen)
+
+
 async def test_deltas_wake_watchers_of_growing_replies_without_reading_the_log() -> None:
     tail, heard = (
         LogTail(),

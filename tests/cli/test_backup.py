@@ -262,6 +262,53 @@ def test_a_destroyed_disk_comes_back_from_another_one(command_home: CommandHome,
     command_home.run_in_process("audit").ok()
 
 
+def test_an_older_backup_on_another_disk_brings_back_nothing_that_was_erased(
+    command_home: CommandHome, tmp_path: Path
+) -> None:
+    """The home is lost, and with it the only record that something was erased after that backup."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    config = (command_home.path / "config.yaml").read_text()
+    config += f"backup: {{directory: {disk}, increment_minutes: 0}}\n"
+    (command_home.path / "config.yaml").write_text(config)
+    (disk / "erasures.log").write_bytes(b'{"session":"of an earlier home","seqs":[1],"seals":["x"],"at":1.0}\n')
+    command_home.run("send", "my secret is 4711").ok()
+    older = Path(command_home.run_in_process("backup", "--json").ok().json["path"])
+    assert older.parent == disk
+    erase(command_home, "4711")
+    gateway = command_home.start_gateway()
+    wait_until(lambda: (disk / "erasures.log").read_bytes().count(b"\n") == 2)
+    gateway.kill()
+    gateway.wait_until_ended()
+    assert b"of an earlier home" in (disk / "erasures.log").read_bytes()
+    shutil.rmtree(command_home.path)
+    command_home.path.mkdir(0o700)
+    (command_home.path / "config.yaml").write_text(config)
+    assert b"4711" in older.read_bytes()
+    done = command_home.run_in_process("restore", older.name, "--yes", "--json").ok().json
+    assert done["erased_again"] > 0
+    assert not [file.name for file in command_home.path.rglob("*") if file.is_file() and b"4711" in file.read_bytes()]
+    assert texts(command_home) == []
+
+
+def test_backups_in_a_former_directory_are_named_when_somebody_is_forgotten(
+    command_home: CommandHome, tmp_path: Path
+) -> None:
+    command_home.run("send", "hello").ok()
+    command_home.run_in_process("backup").ok()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with (command_home.path / "config.yaml").open("a") as file:
+        file.write(f"backup: {{directory: {disk}}}\n")
+    plan = command_home.run_in_process("memory", "forget", "ada").ok().out
+    assert "1 backup contains it: no backup replaces them" in plan
+    command_home.run_in_process("backup").ok()
+    assert (
+        "2 backups contain it: no backup replaces them"
+        in command_home.run_in_process("memory", "forget", "ada").ok().out
+    )
+
+
 def test_a_backup_directory_that_is_not_there_is_reported_and_not_created(
     command_home: CommandHome, tmp_path: Path
 ) -> None:

@@ -209,8 +209,8 @@ def test_a_quote_of_the_agent_is_not_a_foreign_source() -> None:
     [
         (FORWARD, "forward:irc:bob"),
         (QUOTE, "quote:irc:bob"),
-        (structs.replace(QUOTE, source="embedded", by="example.org", name=""), "embed:example.org"),
-        (structs.replace(FORWARD, by="", name="Bob"), "forward:Bob"),
+        (structs.replace(QUOTE, source="embedded", by="", name="example.org"), "embed:a source called example.org"),
+        (structs.replace(FORWARD, by="", name="Bob"), "forward:somebody called Bob"),
         (structs.replace(FORWARD, by="", name=""), "forward:unknown"),
     ],
 )

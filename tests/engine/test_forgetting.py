@@ -13,7 +13,7 @@ import pytest
 from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.core import memory_naming
-from everhold.core.entries import Attachment, Heard, Said
+from everhold.core.entries import Attachment, Heard, Said, TextPiece
 from everhold.core.people import IdentityProof, PeoplePlanner
 from everhold.engine.state_updates import update_people
 from everhold.errors import Refused, Transient
@@ -368,6 +368,49 @@ class TestForgetting:
         assert [going.repeated for going in report.sessions] == [2]
         assert [body.text for body in gateway.read_bodies(session, Heard)] == ["how are you?", "who knows?"]
         assert [body.text for body in gateway.read_bodies(session, Said)] == ["fine"]
+        gateway.assert_sound()
+
+    def test_a_quote_by_another_person_does_not_make_the_words_theirs(self, gateway: InProcessGateway) -> None:
+        """A reply in a group quotes the message that it answers, without a decision of anybody."""
+        gateway.runtimes.model = gateway.runtimes.summariser = FakeModel(
+            lambda request: ModelResponse(
+                text=f"as ada said, {CANARY}" if "who" in request.messages[-1].text else "fine"
+            )
+        )
+        group: dict[str, Any] = {"chat": "room", "kind": "group"}
+        session = gateway.send_message(f"the word is {CANARY}", **group).session
+        quote = TextPiece(source="quoted", by="ada", name="Ada", text=f"the word is {CANARY}")
+        quoting = gateway.send_message("really?", who="bob", pieces=(quote,), **group)
+        forward = TextPiece(source="forwarded", by="ada", name="Ada", text=f"the word is {CANARY}")
+        forwarding = gateway.send_message("", who="bob", chat="bobs", pieces=(forward,))
+        gateway.send_message("who knows?", who="bob", **group)
+        plan = gateway.run(memory(gateway).plan_forgetting("ada"))
+        report = gateway.run(memory(gateway).forget_person("ada"))
+        assert CANARY not in "".join(body.text for body in gateway.read_bodies(session, Said))
+        # the quotes belong to bob, and the report says that there are some, and where
+        for told in (plan, report):
+            (line,) = [it for it in told.remains if "quoted or forwarded" in it]
+            assert f"{quoting.session}:{quoting.seq}" in line
+            assert f"{forwarding.session}:{forwarding.seq}" in line
+        gateway.assert_sound()
+
+    def test_no_quote_is_reported_if_there_is_none(self, gateway: InProcessGateway) -> None:
+        gateway.send_message("hello", pieces=(TextPiece(source="quoted", by="ada", own=True, text="my own"),))
+        gateway.send_message("hello", who="bob", pieces=(TextPiece(source="quoted", by="cleo", text="hers"),))
+        report = gateway.run(memory(gateway).forget_person("ada"))
+        assert not [it for it in report.remains if "quoted or forwarded" in it]
+
+    def test_the_name_of_the_person_is_nowhere_afterwards(self, gateway: InProcessGateway) -> None:
+        gateway.send_message("hello")
+        gateway.send_message("hello", chat="second", who="eve")
+        link(gateway, "eve", label="Marzipanella")
+        link(gateway, "ada", label="Zephyrine")
+        gateway.send_message("hello again")
+        assert everywhere(gateway.path, "Zephyrine")
+        gateway.run(memory(gateway).forget_person("Zephyrine"))
+        assert not everywhere(gateway.path, "Zephyrine")
+        assert everywhere(gateway.path, "Marzipanella")
+        assert gateway.run(gateway.store.get_people()).find_label("eve") == "Marzipanella"
         gateway.assert_sound()
 
     def test_attachments_are_erased_unless_another_person_sent_the_same(self, gateway: InProcessGateway) -> None:

@@ -18,7 +18,7 @@ from everhold.core.address import Address, parse_address
 from everhold.core.entries import AddressBound, Changed, ChatCommand, ChatLocation, EntryDraft, Heard
 from everhold.core.people import IdentityProof
 from everhold.errors import InvalidRequest, NotFound
-from everhold.ports.platform import UNPARSED_EVENT, AcceptResult, IncomingMessage, PlatformOffset
+from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage, PlatformOffset
 from everhold.ports.store import Change, StateNamespace, Step
 from tests.ingress.harness import CONFIG, IngressHarness
 
@@ -519,6 +519,20 @@ async def test_halt_and_link_are_not_available_in_terminal_and_api_chats(
     assert heard.command == ChatCommand(name="alone", argument=word)
     assert (await harness.send_and_read("hello", platform=platform)).asks
     assert harness.admission.describe()["halted"] == []
+
+
+@pytest.mark.parametrize("text", ["/halt", "/wake", "/link", "/link AAAA-BBBB", "/new"])
+async def test_a_schedule_gives_no_command(harness: IngressHarness, text: str) -> None:
+    """It sends its text as a message, whatever the text is."""
+    for where in ({}, {"chat": "room"}):
+        result = await harness.send_message(text, event=SCHEDULED_EVENT, addressed=True, **where)
+        assert result.outcome == "accepted"
+        entry = await harness.store.get_entry(result.session, result.seq)
+        assert isinstance(entry.body, Heard)
+        assert (entry.body.command, entry.body.text, entry.body.scheduled) == (None, text, True)
+    assert not await harness.admission.is_halted("fake", "room")
+    assert not await harness.store.list_state_records(StateNamespace.IDENTITY_LINK)
+    assert not harness.fake.shown_messages
 
 
 async def test_a_redelivered_halt_is_not_applied_again(harness: IngressHarness) -> None:

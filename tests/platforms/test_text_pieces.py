@@ -8,6 +8,7 @@ import pytest
 from telegram import Update, User
 
 from everhold.core.entries import AGENT_ITSELF, TextPiece
+from everhold.core.provenance import build_piece_origin, is_foreign, render_piece
 from everhold.ingress.held_messages import add_missing_note
 from everhold.platforms.discord import parsing as discord
 from everhold.platforms.matrix import parsing as matrix
@@ -27,6 +28,7 @@ BOT = User(id=900, is_bot=True, first_name="agent", username="agent_bot")
 ADA = {"id": 1001, "is_bot": False, "first_name": "Ada"}
 BOB = {"id": 1002, "is_bot": False, "first_name": "Bob"}
 BOB_ORIGIN = make_user_origin(1002, "Bob")
+QUOTE_OF_ANOTHER = {"text": "x", "position": 0}
 
 
 def telegram_message(text: str = "", *, by: dict[str, Any] = ADA, group: bool = False, **more: Any) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def read_telegram(text: str = "", **more: Any) -> IncomingMessage:
     "origin, by, name",
     [
         (BOB_ORIGIN, "telegram:1002", "Bob"),
-        (make_hidden_origin("Bob B."), "Bob B.", "Bob B."),
+        (make_hidden_origin("Bob B."), "", "Bob B."),
         (make_chat_origin(-100, "The club", signature="chair"), "telegram:-100", "The club, chair"),
         (make_channel_origin(-200, "News"), "telegram:-200", "News"),
     ],
@@ -174,7 +176,7 @@ def test_a_discord_embed_is_not_the_senders() -> None:
     preview = {"type": "article", "title": "T", "description": "D", "provider": {"name": "Example"}}
     found = read_discord("look: https://example.org", embeds=[preview, {"type": "image"}])
     assert found.text == "look: https://example.org"
-    assert found.pieces == (TextPiece(source="embedded", by="Example", name="Example", text="T\nD"),)
+    assert found.pieces == (TextPiece(source="embedded", name="Example", text="T\nD"),)
 
 
 # -- Slack -------------------------------------------------------------------------------------------------------------
@@ -208,9 +210,7 @@ def test_a_linked_slack_message_is_quoted(id: str, by: str, own: bool) -> None:
 
 def test_a_slack_preview_is_embedded() -> None:
     preview = {"service_name": "Example", "title": "T", "text": "D", "from_url": "https://example.org"}
-    assert read_slack("look", preview).pieces == (
-        TextPiece(source="embedded", by="Example", name="Example", text="T\nD"),
-    )
+    assert read_slack("look", preview).pieces == (TextPiece(source="embedded", name="Example", text="T\nD"),)
 
 
 def test_files_of_a_shared_slack_message_come_with_it() -> None:
@@ -264,3 +264,27 @@ def test_a_note_about_a_missing_forwarded_file_is_not_the_senders() -> None:
     assert noted.text == ""
     assert noted.pieces[0].text == f"his\n{note}"
     assert add_missing_note(read_discord("mine"), note).text == f"mine\n{note}"
+
+
+# -- names that look like ids ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [AGENT_ITSELF, "telegram:1001", "slack:UADA", "discord:1001"])
+def test_a_display_name_is_never_taken_for_an_author(name: str) -> None:
+    """Anybody may be called like an identity, or like the word for the agent itself."""
+    unlinked = {key: it for key, it in SHARED.items() if key != "author_id"} | {"author_name": name}
+    found = (
+        *read_telegram("x", forward_origin=make_hidden_origin(name)).pieces,
+        *read_telegram("x", external_reply={"origin": make_hidden_origin(name)}, quote=QUOTE_OF_ANOTHER).pieces,
+        *read_discord("look", embeds=[{"type": "rich", "title": "T", "author": {"name": name}}]).pieces,
+        *read_discord("look", embeds=[{"type": "rich", "title": "T", "provider": {"name": name}}]).pieces,
+        *read_discord("look", embeds=[{"type": "rich", "title": "T", "url": name}]).pieces,
+        *read_slack("look", {"service_name": name, "title": "T"}).pieces,
+        *read_slack("", {**unlinked, "is_share": True}).pieces,
+        *read_slack("look", unlinked).pieces,
+    )
+    assert [(piece.by, piece.name) for piece in found] == [("", name)] * 8
+    for piece in found:
+        assert is_foreign(piece)
+        assert f"called {name}" in render_piece(piece)
+        assert f"called {name}" in build_piece_origin(piece)

@@ -160,6 +160,39 @@ def test_a_rollback_to_any_pos_leaves_a_valid_log(tmp_path: Path) -> None:
     run_coroutine(play())
 
 
+def test_a_rollback_to_before_an_erasure_says_that_it_was_erased(tmp_path: Path) -> None:
+    """The erasure stays, whatever the pos, and the log has an entry that says so."""
+
+    async def play() -> None:
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        first = await scenario.commit_turn("my secret")
+        compression = await scenario.commit_compression(first)
+        waiting = await scenario.commit_heard("my other secret")
+        running = await scenario.begin_operation(await scenario.commit_heard("three"))
+        await scenario.open_session("t", address="there")
+        await scenario.commit_turn("of another", session="t")
+        entries = await store.list_entries("s")
+        gone = [it.seq for it in entries if it.kind in (EntryKind.HEARD, EntryKind.COMPRESSED)]
+        await scenario.end_operation(running)
+        await scenario.erase_entries(*gone, compressions=(compression,))
+        await scenario.erase_entries(1, session="t")
+        copy = await store.make_copy(tmp_path / "copy.db")
+        assert copy.contradictions == []
+        await store.close()
+        assert waiting in gone
+        for pos in range(1, copy.pos + 1):
+            target = tmp_path / f"at-{pos}.db"
+            target.write_bytes(copy.path.read_bytes())
+            cut(target, pos)
+            assert backup.inspect_copy(target).contradictions == [], f"at {pos}"
+            store, scenario = await open_scenario(target)
+            assert not [it for it in await scenario.list_pending_seqs() if it in gone]
+            assert not [it for it in await store.list_entries("s") if it.seq in gone and it.body is not None]
+            await store.close()
+
+    run_coroutine(play())
+
+
 def test_a_rollback_removes_titles_compressions_and_sessions(tmp_path: Path) -> None:
     async def play() -> None:
         path = tmp_path / "log.db"

@@ -33,6 +33,8 @@ from everhold.ports.store import Session
 
 MAX_READ_WAIT_SECONDS: Final = 30.0
 """How long a forgetting waits before it reads back again. Longer waits are left to the next attempt."""
+MAX_LISTED_QUOTES: Final = 10
+"""How many messages that quote the person a report lists."""
 RETRY_SECONDS: Final = 10.0
 MAX_RETRY_SECONDS: Final = 3_600.0
 """The first and the longest delay before an unfinished forgetting is continued."""
@@ -453,9 +455,12 @@ class PersonForgetter:
         dead_letters = sum((item.session, item.seq) in places for item in await self.store.list_dead_letters())
         former = await data.list_former_identities(names)
         remains = [
-            "that the person took part: the ids of their messages, chats and sessions, and the times",
+            "that the person took part: the ids of their messages, chats and sessions, the times, and which of their "
+            "identities were linked",
             "what other people said about them",
         ]
+        if quotes := await data.list_quotes(names, upto=upto):
+            remains.append(_describe_quotes(quotes))
         people = await self.store.get_people()
         given = [it for it in names if it in people.identities and people.identities[it].proof == IdentityProof.CONFIG]
         if given:
@@ -554,6 +559,16 @@ def _mark_interrupted(erasure: PersonErasure) -> PersonErasure:
     """
     places = tuple(structs.replace(it, is_interrupted=it.is_interrupted or it.is_open) for it in erasure.places)
     return structs.replace(erasure, places=places)
+
+
+def _describe_quotes(quotes: Sequence[str]) -> str:
+    more = len(quotes) - MAX_LISTED_QUOTES
+    listed = ", ".join(quotes[:MAX_LISTED_QUOTES]) + (f" and {more} more" if more > 0 else "")
+    messages = "1 message" if len(quotes) == 1 else f"{len(quotes)} messages"
+    return (
+        f"text of theirs that others quoted or forwarded in {messages} ({listed}), because it belongs to whoever "
+        "brought it; POST /api/sessions/SESSION/erase erases such a message"
+    )
 
 
 def _describe_backups(held: BackupHolding) -> ProviderDeletion:

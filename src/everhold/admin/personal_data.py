@@ -96,6 +96,16 @@ class PersonalData:
             await asyncio.sleep(0)
         return found
 
+    async def list_quotes(self, names: IdentityStarts, *, upto: ErasureMoment) -> list[str]:
+        """Where other people quoted or forwarded text of the person, as `session:seq`."""
+        found = []
+        async for session in self.iterate_sessions():
+            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.HEARD,)):
+                if entry.pos <= upto.pos and forgetting.is_quoting(entry, names):
+                    found.append(f"{session.id}:{entry.seq}")
+            await asyncio.sleep(0)
+        return found
+
     async def list_audiences(self, parts: Collection[SessionErasure]) -> list[tuple[str, ...]]:
         """Everybody who could read these entries."""
         found = []

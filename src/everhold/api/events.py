@@ -136,6 +136,8 @@ async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, o
             grown = []
             watch.grown = False
             page, full = await reader.read_page() if due else ([], False)
+            if due and only and not await call.context.can_see(call.caller, only):
+                return  # an identity was unlinked, so the session belongs to somebody else now
             text += b"".join([tail.render_entry(entry, _encode_entry) for entry in page])
             page = []  # a slow reader holds the text only
             if text:

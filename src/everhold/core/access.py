@@ -11,8 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core.address import Address
+from everhold.core.address import Address, parse_address
 from everhold.core.entries import ChatCommand, Entry, Heard, Said
+from everhold.core.people import PERSON_MEMBER
 from everhold.core.roles import ChatPlace, PersonRole, find_place
 
 RESERVED_NAMES: Final = frozenset({"everhold", "memory"})
@@ -73,15 +74,18 @@ class IdentifiedSender(Struct, frozen=True, kw_only=True):
     """A proof links the identity to its person."""
 
 
-def derive_session_owner(first: Entry | None) -> str:
-    """Return the person to whom a conversation belongs, judged by its first entry. This is the author, if the audience
-    is only the author.
+def derive_session_owner(first: Entry, address: str) -> str:
+    """Return the person to whom a conversation belongs, judged by its first entry and the address where it began. This
+    is the author, if the author is in the audience; empty for a shared group.
 
-    Returns an empty string for a group, and if the first entry was erased.
+    An erased entry still has its author, and the address decides who the audience was. So an erasure gives a
+    conversation to nobody else.
     """
-    if first is None or not isinstance(first.body, Heard):
-        return ""
-    return first.author if first.author in first.body.stamp.audience else ""
+    if isinstance(first.body, Heard):
+        audience = first.body.stamp.audience
+    else:
+        audience = compute_audience(parse_address(address), first.author.removeprefix(PERSON_MEMBER))
+    return first.author if first.author in audience else ""
 
 
 def is_acknowledgement(text: str) -> bool:

@@ -73,8 +73,8 @@ class TextPiece(StoredRecord, frozen=True):
 
     source: Literal["forwarded", "quoted", "embedded"]
     by: str = ""
-    """The author as the platform reports it: an identity (`platform:id`), else a display name, else empty.
-    `AGENT_ITSELF` if the agent wrote it.
+    """The author as the platform reports it: an identity (`platform:id`), else empty. `AGENT_ITSELF` if the agent wrote
+    it. Never a display name, because anybody may choose a name that looks like one of these.
     """
     name: str = ""
     """The author's display name, if the platform reports one."""

@@ -186,9 +186,7 @@ def select_personal_entries(
     # Replies to the person are erased, too, but their words are the agent's.
     brought = [entry for entry in entries if entry.seq in own_seqs and not isinstance(entry.body, Said)]
     own = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in brought))
-    others_words = set().union(
-        *(extract_distinctive_words(extract_text(entry)) for entry in heard if entry.seq not in own_seqs)
-    )
+    others_words = collect_words_of_others((entry for entry in heard if entry.seq not in own_seqs), names)
     distinct = own - others_words - set(others)
     first = min(own_seqs)
     repeated = {
@@ -238,9 +236,19 @@ def extract_distinctive_words(text: str) -> set[str]:
 
 
 def collect_words_of_others(entries: Iterable[Entry], names: IdentityStarts) -> set[str]:
-    """Return the words that people other than `names` use."""
+    """Return the words that people other than `names` use. To quote the person or to forward their text is not to use
+    their words.
+    """
     found: set[str] = set()
     for entry in entries:
         if isinstance(entry.body, Heard) and not is_spoken_by(entry, names):
-            found |= extract_distinctive_words(join_all_text(entry.body))
+            pieces = [piece for piece in entry.body.pieces if not is_of_person(piece.by, names, at=entry.at)]
+            found |= extract_distinctive_words("\n".join((entry.body.text, *(piece.text for piece in pieces))))
     return found
+
+
+def is_quoting(entry: Entry, names: IdentityStarts) -> bool:
+    """Return whether another person's message contains text that the person wrote: quoted, forwarded or embedded."""
+    if not isinstance(entry.body, Heard) or is_spoken_by(entry, names):
+        return False
+    return any(is_of_person(piece.by, names, at=entry.at) for piece in entry.body.pieces)

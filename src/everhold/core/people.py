@@ -542,7 +542,14 @@ class PeoplePlanner:
         self._add_link(identity, self._restore_former(before), IdentityProof.SEEN, since=0.0)
 
     def forget_person(self, person: str) -> None:
-        """Remove the label and the identities of a person. An identity that speaks again is a new person."""
+        """Remove the label and the identities of a person. An identity that speaks again is a new person.
+
+        Identities that were one person leave each other like by an unlink, so that no chat of one still leads to a
+        session of another.
+        """
+        identities = [it.identity for it in self._identities.values() if it.person == person]
+        for identity in identities if len(identities) > 1 else ():
+            self._add(PeopleAction.UNLINKED, person, identity=identity)
         self._add(PeopleAction.FORGOTTEN, person)
 
     def _has_others(self, record: IdentityRecord) -> bool:

@@ -94,7 +94,7 @@ def is_foreign(piece: TextPiece) -> bool:
 
 def build_piece_origin(piece: TextPiece) -> str:
     """Return the source of a text that is built on a piece, such as `forward:irc:bob`."""
-    return f"{_ORIGIN_WORDS[piece.source]}:{piece.by or piece.name or 'unknown'}"
+    return f"{_ORIGIN_WORDS[piece.source]}:{piece.by or describe_name(piece) or 'unknown'}"
 
 
 def is_piece_origin(origin: str) -> bool:
@@ -186,8 +186,18 @@ def describe_speaker(name: str, identity: str) -> str:
 
 
 def describe_author(piece: TextPiece) -> str:
-    name = piece.name if piece.name != piece.by else ""
-    return describe_speaker(name, piece.by) or UNKNOWN_AUTHOR
+    if not piece.by:
+        return describe_name(piece) or UNKNOWN_AUTHOR
+    return describe_speaker(piece.name, piece.by)
+
+
+def describe_name(piece: TextPiece) -> str:
+    """Return the display name of an author without an id; empty if there is none. Anybody may choose any name, also one
+    that looks like an identity, so it is said that it is a name.
+    """
+    name = clean_label(piece.name)
+    who = "a source" if piece.source == "embedded" else "somebody"
+    return f"{who} called {name}" if name else ""
 
 
 def clean_label(label: str) -> str:

@@ -40,6 +40,7 @@ from everhold.core.entries import (
     Took,
     VerbatimMessage,
 )
+from everhold.core.people import PeopleDirectory, can_hear
 from everhold.core.pins import build_pinned
 from everhold.core.retry import retry_delay_seconds
 from everhold.ports.model import ModelMessage
@@ -307,6 +308,27 @@ async def load_pinned(store: Store, session: str, *, at: int) -> tuple[VerbatimM
     """Return what the pins in force just before `at` show."""
     pinned = (build_pinned(one.entry) for one in await list_pins(store, session, at=at))
     return tuple(one for one in pinned if one is not None)
+
+
+async def has_words_of_others(
+    store: Store, session: Session, view: SessionContext, people: PeopleDirectory, *, audience: Collection[str]
+) -> bool:
+    """Return whether a context of a session shows a message that somebody of the audience did not hear. That happens if
+    two identities wrote into one session while they were linked, and are not linked any more.
+    """
+    shown = [entry for exchange in view.turns for entry in exchange.heard]
+    if (covering := view.compression) is not None:
+        # the summary may repeat everything since the last reset
+        resets = await store.list_operations(covering.session, types=("context_reset",), newest_first=True, limit=1)
+        after = resets[0].op if resets else 0
+        shown += await store.list_entries(covering.session, after=after, upto=covering.seq, kinds=(EntryKind.HEARD,))
+    shown += [one.entry for one in await list_pins(store, session.id, at=session.last_seq + 1)]
+    present = people.expand_audience(audience)
+    return any(
+        not can_hear(present, entry.body.stamp.audience, entry.at)
+        for entry in shown
+        if isinstance(entry.body, Heard) and entry.body.stamp.audience
+    )
 
 
 async def select_context(

@@ -20,8 +20,11 @@ async def find_session_start(store: Store, session: Session) -> tuple[str, float
     """Return the owner of a session (`person:<identity>`) and when it began. The owner is empty if it has none, or if
     no message was heard yet; then the time is 0. Otherwise neither changes.
     """
-    first = await _find_first_entry(store, session)
-    return ("", 0.0) if first is None else (access.derive_session_owner(first), first.at)
+    found = await _find_first_entry(store, session)
+    if found is None:
+        return "", 0.0
+    began, first = found
+    return access.derive_session_owner(first, began.address), first.at
 
 
 async def is_foreign_session(
@@ -106,12 +109,12 @@ async def list_fitting_sessions(
         after = page[-1].id
 
 
-async def _find_first_entry(store: Store, session: Session) -> Entry | None:
-    """Return the first entry of a conversation. For a branch it is its parent's."""
+async def _find_first_entry(store: Store, session: Session) -> tuple[Session, Entry] | None:
+    """Return the first message of a conversation, and the session that has it. For a branch this is its parent."""
     line = [session]
     while line[-1].parent:
         line.append(await store.get_session(line[-1].parent))
     for one in reversed(line):
         if found := await store.list_entries(one.id, kinds=(EntryKind.HEARD,), limit=1):
-            return found[0]
+            return one, found[0]
     return None

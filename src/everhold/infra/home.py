@@ -274,6 +274,19 @@ def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None
             os.close(directory)
 
 
+def add_missing_lines(source: Path, target: Path) -> int:
+    """Add to a file those lines of another one that it does not have. Return how many were added."""
+    if not source.exists() or source == target:
+        return 0
+    known = target.read_bytes() if target.exists() else b""
+    present = set(known.splitlines())
+    missing = [line for line in dict.fromkeys(source.read_bytes().splitlines()) if line.strip() and line not in present]
+    if missing:
+        ended = known if not known or known.endswith(b"\n") else known + b"\n"
+        write_file(target, ended + b"".join(line + b"\n" for line in missing))
+    return len(missing)
+
+
 def append_line(path: Path, data: bytes) -> None:
     """Append a line to a file with mode 0600, completely or not at all. The line is on disk when this returns."""
     try:

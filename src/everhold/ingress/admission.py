@@ -178,7 +178,7 @@ class AdmissionControl:
     ) -> AdmissionDecision:
         found = await self._add_role(found, sender, settings)
         admitted = not found.refusal
-        command = None if incoming.bot else parse_command(incoming.text)
+        command = _parse_given_command(incoming)
         if sender.is_direct and command is not None and command.name == "link" and (admitted or command.argument):
             if answer := await self.pairing.answer_link_command(sender.speaker, command.argument, admitted=admitted):
                 self.send_outside_session(incoming.origin, answer)
@@ -295,7 +295,7 @@ class AdmissionControl:
         """Return `halt` or `wake` if a human orders it: by the halt word, or by the command, because bots may see only
         commands.
         """
-        if incoming.bot:
+        if not _can_give_commands(incoming):
             return None
         words = {settings.loops.halt_word: "halt", settings.loops.wake_word: "wake"}
         command = parse_command(incoming.text)
@@ -304,7 +304,7 @@ class AdmissionControl:
         )
 
     def _parse_link(self, incoming: IncomingMessage) -> str | None:
-        command = None if incoming.bot else parse_command(incoming.text)
+        command = _parse_given_command(incoming)
         return command.name if command is not None and command.name == "link" else None
 
     async def _is_repeated(self, incoming: IncomingMessage) -> bool:
@@ -433,6 +433,17 @@ class AdmissionControl:
                 for (platform, chat), by in sorted((self._halts or {}).items())
             ],
         }
+
+
+def _can_give_commands(incoming: IncomingMessage) -> bool:
+    """Return whether a message can be a command. A bot gives none, and a schedule sends messages, because nobody gives
+    a command at that time.
+    """
+    return not incoming.bot and incoming.event != SCHEDULED_EVENT
+
+
+def _parse_given_command(incoming: IncomingMessage) -> ChatCommand | None:
+    return parse_command(incoming.text) if _can_give_commands(incoming) else None
 
 
 def identify_sender(incoming: IncomingMessage, people: PeopleDirectory) -> IdentifiedSender:

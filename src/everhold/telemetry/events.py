@@ -40,6 +40,7 @@ class LogEvent(StrEnum):
     CONFIG_SAVE_FAILED = "config.save_failed"
     CONSUMER_FAILED = "consumer.failed"
     CONSUMER_STOPPED = "consumer.stopped"
+    CONTEXT_EMPTIED = "context.emptied"
     DELIVERY_DEAD_LETTERED = "delivery.dead_lettered"
     DELIVERY_DONE = "delivery.done"
     DELIVERY_IN_DOUBT = "delivery.in_doubt"

@@ -266,7 +266,7 @@ async def _explain_unpinnable(request: CommandRequest, seq: int) -> str:
     except NotFound:
         return missing
     stamp = get_pin_stamp(entry)
-    if request.place is not ChatPlace.DIRECT and not await _is_audible(request, entry):
+    if not await _is_audible(request, entry):
         return missing
     if request.cell.others is None or request.cell.allows_others(request.role):
         return ""
@@ -276,8 +276,12 @@ async def _explain_unpinnable(request: CommandRequest, seq: int) -> str:
 
 
 async def _is_audible(request: CommandRequest, entry: Entry) -> bool:
-    """Return whether everybody in this chat may see an entry."""
+    """Return whether everybody in this chat may see an entry. In a direct chat an identity may have been unlinked
+    since; what has no stamp there, such as the result of a tool, is of that chat.
+    """
     stamp = get_pin_stamp(entry)
+    if stamp is None and request.place is ChatPlace.DIRECT:
+        return True
     present = (await request.store.get_people()).expand_audience(request.heard.stamp.audience)
     return stamp is not None and can_hear(present, stamp.audience, entry.at)
 
@@ -296,13 +300,12 @@ async def unpin_entry(request: CommandRequest, argument: str) -> CommandResult:
 
 @handles("pins")
 async def show_pins(request: CommandRequest, _: str) -> CommandResult:
-    """List the pins. In a group only those that everybody present may see."""
+    """List the pins that everybody present may see."""
     pins = await list_pins(request.store, request.session.id, at=request.session.last_seq + 1)
     lines = [
         f"{one.pin.seq} {shown.who}: {shorten_text(shown.text, PIN_EXCERPT_CHARS)}"
         for one in pins
-        if (shown := build_pinned(one.entry)) is not None
-        and (request.place is ChatPlace.DIRECT or await _is_audible(request, one.entry))
+        if (shown := build_pinned(one.entry)) is not None and await _is_audible(request, one.entry)
     ]
     return CommandResult(reply="\n".join(lines) or f"Nothing is pinned. {COMMANDS['pin'].usage} pins something.")
 

@@ -42,9 +42,10 @@ from everhold.core.turn import ModelAnswered, ModelUnreachable, RequestTooLong, 
 from everhold.engine import effects, model_waits
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes, build_job_spends
 from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
-from everhold.engine.context_cache import ContextCache, load_context_at
+from everhold.engine.context_cache import ContextCache, has_words_of_others, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.roles import RoleSource, StampedRoles
+from everhold.engine.session_access import is_foreign_session
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Wakeup
@@ -145,6 +146,8 @@ class JobWorker:
         assert isinstance(entry.body.change, TaskRequested)
         task = entry.body.change
         view = await load_context_at(self.store, session, at=entry.seq)
+        if await self._has_parted_words(session, view, task.stamp):
+            view = SessionContext()
         try:
             text, thoughts = await self._work_on_task(session, runtime, view, task)
         except JobFailed as failure:
@@ -185,6 +188,17 @@ class JobWorker:
             spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
         )
         self.log.info("job.completed", task=entry.seq)
+
+    async def _has_parted_words(self, session: Session, view: SessionContext, stamp: Stamp) -> bool:
+        """Return whether the context shows words of somebody who was the same person as the one who asks, and is not
+        any more.
+        """
+        people = await self.store.get_people()
+        if not people.has_parted_since(stamp.person):
+            return False
+        return await is_foreign_session(self.store, session, people, (stamp.person,)) or await has_words_of_others(
+            self.store, session, view, people, audience=stamp.audience
+        )
 
     async def _find_next_task(self, session: Session) -> Entry | None:
         for entry in await self.store.list_entries(

@@ -4,21 +4,29 @@ from committed state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from everhold.core import compression
 from everhold.core.consumers import TURN
+from everhold.core.context import SessionContext
 from everhold.core.entries import (
     Began,
+    Changed,
+    ContextReset,
     Entry,
     EntryDraft,
     Heard,
 )
 from everhold.core.inbox import BeginTurn, decide_next_step, list_pending_messages
+from everhold.core.people import PERSON_MEMBER
 from everhold.engine import effects
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
+from everhold.engine.context_cache import has_words_of_others
+from everhold.engine.session_access import is_foreign_session
 from everhold.engine.turn.execution import INBOX_POLL_SECONDS, TurnContext, TurnExecution
 from everhold.errors import Conflict, NotFound
-from everhold.ports.store import CursorUpdate, RetryDelay, SessionSnapshot, Step
+from everhold.ports.store import CursorUpdate, RetryDelay, Session, SessionSnapshot, Step
 
 
 class TurnWorker:
@@ -79,6 +87,9 @@ class TurnWorker:
         """Begin a turn and work on it; return whether to check for more messages."""
         session = glance.session
         seen = await self.context.contexts.load_current(self.store, glance)
+        if await self._has_parted_words(session, seen.context, [it for it in glance.pending if it.seq in takes]):
+            await self._start_fresh_context(session, runtime)
+            return True
         used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
         if compression.measure_urgency(
             used, runtime.models[0].context_tokens, soft=runtime.soft_share, hard=runtime.hard_share
@@ -124,6 +135,26 @@ class TurnWorker:
             it.asks and it.command is None and it.seq not in taken for it in list_pending_messages(glance.pending)
         )
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left, people=people)
+
+    async def _has_parted_words(self, session: Session, view: SessionContext, asking: Sequence[Entry]) -> bool:
+        """Return whether the context shows words of an identity that was unlinked since from the person who asks. Both
+        wrote into this session while they were one person.
+        """
+        people = await self.store.get_people()
+        senders = {entry.author.removeprefix(PERSON_MEMBER) for entry in asking}
+        parted = [identity for identity in senders if people.has_parted_since(identity)]
+        if not parted or await is_foreign_session(self.store, session, people, parted):
+            return False  # a turn in the session of another person ends by itself
+        audiences = {entry.body.stamp.audience for entry in asking if isinstance(entry.body, Heard)}
+        return any([await has_words_of_others(self.store, session, view, people, audience=it) for it in audiences])
+
+    async def _start_fresh_context(self, session: Session, runtime: AgentRuntime) -> None:
+        """Empty the context, as `/new` does. What the person said stays in the log, and is recalled."""
+        reset = EntryDraft(body=Changed(change=ContextReset()), author="system")
+        await self.context.commit(
+            Step.COMMAND, (reset,), generation=session.generation, wakeups=tuple(runtime.list_switch_wakeups())
+        )
+        self.log.info("context.emptied")
 
     def _build_compressor(self, runtime: AgentRuntime) -> SessionCompressor:
         context = self.context

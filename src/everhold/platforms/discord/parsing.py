@@ -210,8 +210,9 @@ def _parse_embed(embed: dict[str, Any]) -> TextPiece | None:
     text = "\n".join(str(part) for part in (embed.get("title"), embed.get("description"), *fields) if part)
     if not text:
         return None
-    by = (embed.get("author") or {}).get("name") or (embed.get("provider") or {}).get("name") or embed.get("url") or ""
-    return TextPiece(source="embedded", by=str(by), name=str(by), text=shorten_piece(text))
+    author, provider = embed.get("author") or {}, embed.get("provider") or {}
+    name = author.get("name") or provider.get("name") or embed.get("url") or ""
+    return TextPiece(source="embedded", name=str(name), text=shorten_piece(text))
 
 
 def _is_addressed_to_us(message: dict[str, Any], me: int, roles: frozenset[str]) -> bool:

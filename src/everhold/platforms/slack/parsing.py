@@ -175,12 +175,12 @@ def _parse_attachment(attachment: dict[str, Any], message: dict[str, Any], me: S
     if not text and not (shared and attachment.get("files")):
         return None
     if not shared and not attachment.get("is_msg_unfurl"):
-        by = str(attachment.get("service_name") or attachment.get("author_name") or attachment.get("from_url") or "")
-        return TextPiece(source="embedded", by=by, name=by, text=shorten_piece(text))
+        name = str(attachment.get("service_name") or attachment.get("author_name") or attachment.get("from_url") or "")
+        return TextPiece(source="embedded", name=name, text=shorten_piece(text))
     id, name = str(attachment.get("author_id") or ""), str(attachment.get("author_name") or "")
-    by = AGENT_ITSELF if id == me.user else f"{NAME}:{id}" if id else name
+    by = AGENT_ITSELF if id == me.user else f"{NAME}:{id}" if id else ""
     if shared:
-        return TextPiece(source="forwarded", by=f"{NAME}:{id}" if id else name, name=name, text=text)
+        return TextPiece(source="forwarded", by=f"{NAME}:{id}" if id else "", name=name, text=text)
     return TextPiece(
         source="quoted", by=by, name=name, own=bool(id) and id == message.get("user"), text=shorten_piece(text)
     )

@@ -160,7 +160,7 @@ def _identify_origin(origin: MessageOrigin) -> tuple[str, str]:
         case MessageOriginUser(sender_user=user):
             return f"{NAME}:{user.id}", user.full_name
         case MessageOriginHiddenUser(sender_user_name=name):
-            return name, name  # the account does not allow a link to it
+            return "", name  # the account does not allow a link to it
         case MessageOriginChat(sender_chat=chat, author_signature=signature):
             return f"{NAME}:{chat.id}", _name_chat(chat, signature)
         case MessageOriginChannel(chat=chat, author_signature=signature):

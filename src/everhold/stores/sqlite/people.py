@@ -22,6 +22,15 @@ from everhold.ports.store import FROM_COMMIT, FirstSeen, PeerRecord
 from everhold.stores.sqlite.connect import fetch_rows
 
 _SELECT_PARTINGS = "select identity, person, max(n) from people_log where action = 'unlinked' group by identity, person"
+_ERASE_LABELS = """
+with recursive forgotten(id) as (
+  select ? union select p.id from persons p join forgotten f on p.merged_into = f.id
+)
+update people_log set note = '' where action in ('made', 'named') and person in (select id from forgotten)
+"""
+"""The names of a forgotten person, and of people who were merged into this one. The rest of an event stays, because it
+says who was who when something was recalled.
+"""
 _EVENT_COLUMNS = "n, at, by, action, person, identity, proof, since, note"
 
 
@@ -58,6 +67,8 @@ def append_events(cur: apsw.Cursor, events: Sequence[PeopleEvent], *, at: float,
     for event in events:
         _insert_event(cur, event, at=at)
         apply_event(persons, identities, event)
+        if event.action is PeopleAction.FORGOTTEN:
+            cur.execute(_ERASE_LABELS, (event.person,))
     for gone in before_identities.keys() - identities.keys():
         cur.execute("delete from identities where identity = ?", (gone,))
     # A label may move from one person to another in one change, so first take all labels away that change.

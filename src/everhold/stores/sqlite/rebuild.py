@@ -114,6 +114,7 @@ def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -
     if not removed_count:
         return RollbackResult(kept_upto_pos=pos, entries=0, sessions=0, stopped_operations=0)
     before = cur.execute("select count(*) from sessions").get
+    erasures = _list_erasures(cur, pos)
     cur.execute("delete from sessions where (select min(pos) from entries where session = sessions.id) > ?", (pos,))
     cur.execute("delete from entries where pos > ?", (pos,))
     cur.execute(
@@ -126,8 +127,32 @@ def _roll_back(cur: apsw.Cursor, pos: int, *, at: float, chance: RandomSource) -
     rebuild_derived_rows(cur)
     fit_cursors(cur, at=at)
     stopped = _stop_running(cur, at=at, chance=chance)
+    _repeat_erasures(cur, erasures, at=at, chance=chance)
     left = cur.execute("select count(*) from sessions").get
     return RollbackResult(kept_upto_pos=pos, entries=removed_count, sessions=before - left, stopped_operations=stopped)
+
+
+def _list_erasures(cur: apsw.Cursor, pos: int) -> list[tuple[str, Erased]]:
+    """What was erased after `pos`, by session. It stays erased, because the bodies are gone."""
+    sql = "select session, body from entries where kind = ? and pos > ? and body is not null order by pos"
+    found = [
+        (session, decode_body(EntryKind.ERASED, text))
+        for session, text in fetch_rows(cur, sql, (EntryKind.ERASED, pos))
+    ]
+    return [(session, body) for session, body in found if isinstance(body, Erased)]
+
+
+def _repeat_erasures(cur: apsw.Cursor, erasures: list[tuple[str, Erased]], *, at: float, chance: RandomSource) -> None:
+    """Say again in each log what was erased in it, because the entries that said so were removed."""
+    for session, body in erasures:
+        empty = {
+            seq for (seq,) in fetch_rows(cur, "select seq from entries where session = ? and body is null", (session,))
+        }
+        seqs = tuple(seq for seq in body.seqs if seq in empty)
+        if seqs:
+            said = EntryDraft(body=msgspec.structs.replace(body, seqs=seqs), author="system")
+            change = Change(step=Step.ERASE, session=session, at=at, entries=(said,), erase=seqs)
+            commit.apply_change(cur, change, chance)
 
 
 def rebuild_derived_rows(cur: apsw.Cursor) -> None:
