@@ -28,7 +28,8 @@ BUSY_RESPONSE: Final = (
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """Limits the size of a request head, because the parser itself has no limit, and the number of connections."""
+    """Limits the size of a request head and of what surrounds a chunked body, because the parser itself has no limit,
+    and the number of connections."""
 
     def __init__(self, *args: Any, pool: ConnectionPool | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -74,16 +75,29 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)  # before parsing, because the end of a request resets the count
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request head is too long.")
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._in_head or not self.cycle.response_started:
+                self.send_400_response("The request head is too long.")
+            else:
+                self.close_idle()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CORK] = self.transport  # type: ignore[typeddict-unknown-key]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a chunked body is no header: no proxy has checked it
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.cycle.response_complete:
+            # each byte of a body permits one byte around it: sizes and extensions of chunks, and trailers
+            self._head_bytes -= 2 * len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head, self._head_bytes = True, 0
