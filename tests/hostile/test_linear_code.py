@@ -22,6 +22,8 @@ from everhold.hermes.reader.agent_log import CompressionLogLine, summarize_compr
 from everhold.hermes.reader.database import HermesSession
 from everhold.hermes.reader.lineage import trace_lineage
 from everhold.infra.deep_json import cut_deep_parts
+from everhold.models.openai import _StreamedToolCall
+from everhold.models.transcript import ThinkTagSplitter
 from everhold.platforms.matrix.parsing import MatrixRoom, iterate_rooms
 
 MAX_GROWTH: Final = 2.4
@@ -198,3 +200,21 @@ def test_many_tool_calls_of_one_message_are_copied_once(monkeypatch: pytest.Monk
         ("assistant", 500), ("user", 0), ("assistant", 3),
     ]  # fmt: skip
     assert copied <= 503, f"{copied:,} calls were copied"
+
+
+@pytest.mark.parametrize("beginning", ["", "<think>a</think>"])
+def test_much_white_space_before_an_answer_is_copied_once(beginning: str) -> None:
+    splitter = ThinkTagSplitter()
+    splitter.feed(beginning)
+    CopiedText.copied = 0
+    for _ in range(1_000):
+        assert splitter.feed(CopiedText(" ")) == ("", "")
+    assert CopiedText.copied <= 1_000
+    assert splitter.feed("b") == ("", "b" if beginning else " " * 1_000 + "b")
+
+
+def test_an_endless_name_of_a_tool_is_not_collected() -> None:
+    call = _StreamedToolCall("c")
+    for number in range(5_000):
+        call.add({"name": f"{number}"}, {})
+    assert len(call.name) < 2_000
