@@ -8,6 +8,8 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+FEED_BYTES: Final = 32 * 1024
+"""How much is parsed before the limit is checked again."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -25,6 +27,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), FEED_BYTES):
+            if not self.transport.is_closing():
+                self._feed_data(data[start : start + FEED_BYTES])
+
+    def _feed_data(self, data: bytes) -> None:
         self._head_bytes += len(data)  # before parsing, because the end of a request resets the count
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
