@@ -309,6 +309,24 @@ async def test_only_an_operator_speaks_for_somebody_and_it_is_recorded(gateway: 
     assert sorted(speakers) == [("person:http:ada", "token:boss"), ("person:http:boss", "")]
 
 
+async def test_a_member_pins_no_words_of_another_person(gateway: ApiGateway) -> None:
+    """A pin keeps words in every later request to the model."""
+    async with gateway.client(ADA) as ada, gateway.client(OPERATOR) as boss:
+        made = (await ada.post("/api/messages", json={"chat": "x", "text": "mine"})).json()["session"]
+        await gateway.wait_until_idle(made)
+        place = {"origin": {"platform": "http", "chat": "ada", "thread": "x"}}
+        spoken = await boss.post("/api/messages", json={"location": place, "text": "not yours", "person": "eve"})
+        assert spoken.json()["session"] == made, spoken.text
+        entries = await gateway.wait_until_idle(made, said=2)
+        seqs = {entry["body"]["text"]: entry["seq"] for entry in entries if entry["kind"] in ("heard", "said")}
+        foreign = seqs.pop("not yours")
+        refused = await ada.post(f"/api/sessions/{made}/pin", json={"seq": foreign})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "denied")
+        for seq in seqs.values():
+            assert (await ada.post(f"/api/sessions/{made}/pin", json={"seq": seq})).json()["done"]
+        assert (await boss.post(f"/api/sessions/{made}/pin", json={"seq": foreign})).json()["done"]
+
+
 async def read_heard(gateway: ApiGateway) -> list[Any]:
     return [entry for entry in await gateway.running.store.read_feed() if isinstance(entry.body, Heard)]
 

@@ -12,6 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from everhold.api import request
+from everhold.api.auth import find_credential_by_name
+from everhold.api.logins import MAX_CODES, MAX_LOGINS, MAX_TOKEN_CODES, MAX_TOKEN_LOGINS
 from everhold.app import GatewayApp, SystemClock, load_home_settings
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
@@ -355,6 +358,56 @@ async def test_an_open_stream_ends_with_its_login(gateway: LoginGateway, how: st
                 while True:
                     await anext(events)
     await wait_until(lambda: not gateway.running.tail.watchers)
+
+
+async def test_the_logins_and_codes_of_one_token_push_out_no_others(gateway: LoginGateway) -> None:
+    """A member who logs in again and again ends their own oldest logins, and not those of an operator."""
+    page, code = await gateway.log_in(token=OPERATOR), await gateway.make_code(token="boss")
+    first, first_code = await gateway.log_in(token=ADA), await gateway.make_code(token="laptop")
+    context = gateway.running.api_context
+    credential = find_credential_by_name("laptop", context.agents.settings.http, local=context.local_person)
+    assert credential is not None
+    for number in range(max(MAX_LOGINS, MAX_CODES) + 1):
+        gateway.clock.ahead += 0.01
+        if number <= MAX_CODES:
+            await context.logins.create_code(credential)
+        await context.logins.create_login(credential, browser="")
+    assert await page.is_in()
+    assert not await first.is_in()
+    found = [login.token for _, login in await context.logins.list_logins()]
+    assert (found.count("boss"), found.count("laptop")) == (1, MAX_TOKEN_LOGINS)
+    assert len(await context.store.list_state_records(StateNamespace.LOGIN_CODE)) == 1 + MAX_TOKEN_CODES
+    assert (await Browser(gateway).log_in(code=first_code)).status_code == 401
+    await gateway.log_in(code=code)
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+async def test_an_export_ends_with_its_login_and_is_visibly_incomplete(
+    gateway: LoginGateway, monkeypatch: pytest.MonkeyPatch, is_ended: bool
+) -> None:
+    """Whoever ends a login ends what it is still being sent."""
+    go_on = asyncio.Event()
+
+    async def export_slowly(person: str) -> AsyncIterator[dict[str, Any]]:
+        yield {"text": "before"}
+        await go_on.wait()
+        yield {"text": "after"}
+
+    monkeypatch.setattr(request, "CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr(gateway.running.api_context.memory, "export_person", export_slowly)
+    page = await gateway.log_in(token=ADA)
+    async with page.http.stream("GET", "/api/me/export", headers=page.headers()) as response:
+        lines = response.aiter_lines()
+        assert "before" in await anext(lines)
+        if is_ended:
+            await gateway.running.api_context.logins.end_login(page.key.partition(".")[0])
+        go_on.set()
+        if is_ended:
+            with pytest.raises(httpx2.TransportError):
+                await anext(lines)
+        else:
+            assert "after" in await anext(lines)
+    assert "Exception in ASGI application" not in gateway.log.getvalue()
 
 
 async def test_an_open_stream_of_a_login_shows_new_entries(gateway: LoginGateway) -> None:

@@ -459,6 +459,58 @@ async def test_an_endless_request_head_is_refused(gateway: ApiGateway, beginning
         writer.close()
 
 
+ENDLESS_FRAMING = {
+    "trailers": (b"0\r\n", b"a: b\r\n"),
+    "one trailer": (b"0\r\na: ", b"b"),
+    "chunk extensions": (b"1;", b"a=b;"),
+    "chunks of one byte": (b"", b"1\r\nx\r\n"),
+}
+"""What surrounds a chunked body: how it begins, and what is repeated."""
+CALLS_WITH_A_BODY = {
+    "POST": b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    "GET": b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n" + CREDENTIAL,
+}
+
+
+@pytest.mark.parametrize("call", CALLS_WITH_A_BODY)
+@pytest.mark.parametrize("framing", ENDLESS_FRAMING)
+async def test_what_surrounds_a_body_is_bounded(gateway: ApiGateway, call: str, framing: str) -> None:
+    """The parser keeps it, and no limit of bodies counts it."""
+    gateway.web.guard.body_seconds = 10 * LIMIT_SECONDS
+    beginning, repeated = ENDLESS_FRAMING[framing]
+    piece, sent = repeated * (8_192 // len(repeated)), 0
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    with contextlib.suppress(ConnectionError):
+        writer.write(CALLS_WITH_A_BODY[call] + b"Transfer-Encoding: chunked\r\n\r\n" + beginning)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while sent < 4_000_000:
+                writer.write(piece)
+                sent += len(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+    assert sent < 4_000_000, "it went on listening"
+    with contextlib.suppress(ConnectionError):
+        writer.close()
+
+
+async def test_a_body_in_small_chunks_is_accepted(gateway: ApiGateway) -> None:
+    body = b'{"chat":"x","text":"' + b"a" * 200_000 + b'"}'
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in batch_bytes(body, 16))
+    head = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert (await raw(gateway, head + chunks + b"0\r\n\r\n")).startswith(b"HTTP/1.1 202 ")
+
+
+def batch_bytes(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+async def test_a_trailer_is_no_header(gateway: ApiGateway) -> None:
+    """A proxy checks and removes headers, and it may forward trailers as they are."""
+    head = b"POST /api/logout HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = await raw(gateway, head + b"0\r\n" + CREDENTIAL + b"X: y\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
 SMUGGLED = (
     b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",

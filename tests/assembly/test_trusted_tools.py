@@ -25,5 +25,10 @@ def test_a_plug_in_tool_is_shown_as_trusted_code(tmp_path: Path) -> None:
         lines = home.run_in_process("tools").ok().out
         assert "big: trusted code of the package dice" in lines
         assert "attach" not in lines, "a built-in tool is no plug-in"
+        findings = home.run("doctor", "--json", "--offline").json["findings"]
+        assert {(it["level"], it["text"].partition(":")[0]) for it in findings if it["check"] == "tools"} == {
+            ("note", "big is trusted code of the package dice"),
+            ("note", "dice is trusted code of the package dice"),
+        }
     finally:
         home.close()

@@ -375,6 +375,33 @@ def test_an_oversized_field_is_named(tmp_path: Path, place: ImportTarget, sql: s
     assert "question a" in list_texts(place)
 
 
+@pytest.mark.parametrize(
+    "sql, named",
+    [
+        ("update sessions set title = {bad} where id = 'dm-2'", "session dm-2: its title"),
+        ("update sessions set id = {bad} where id = 'dm-2'", "session a\ufffd: its id"),
+        ("update messages set role = {bad} where session_id = 'dm-2'", "its role"),
+        ("update messages set platform_message_id = {bad} where session_id = 'dm-2'", "its platform_message_id"),
+        ("update messages set session_id = {bad} where session_id = 'dm-2'", "messages of session a\ufffd"),
+        ("insert into gateway_routing (session_key, entry_json) values ({bad}, '1')", "routing of a\ufffd"),
+    ],
+)
+def test_a_row_that_is_not_utf_8_is_left_out_and_named(
+    tmp_path: Path, place: ImportTarget, sql: str, named: str
+) -> None:
+    """The other rows of the file are imported."""
+    built = BuiltHermesHome(tmp_path / "there")
+    built.add_exchanges(built.add_chat("dm-1", DM), "a")
+    built.add_exchanges(built.add_chat("dm-2", "agent:main:telegram:dm:77"), "b")
+    built.run("pragma foreign_keys = off")
+    built.run(sql.format(bad="cast(x'61ff' as text)"))
+    built.close()
+    report = place.run_import(tmp_path / "there")
+    assert "question a" in list_texts(place)
+    assert report.troubles
+    assert all("not UTF-8" in line and named in line for line in report.troubles), report.troubles
+
+
 @pytest.mark.parametrize("value", ["'text'", "x'00ff'", "null", "9e999", "-1", "1.5", "''", "zeroblob(70000)"])
 @pytest.mark.parametrize("table", ["sessions", "messages", "gateway_routing", "schema_version"])
 def test_a_value_of_another_type_causes_no_error(tmp_path: Path, place: ImportTarget, table: str, value: str) -> None:

@@ -1,21 +1,30 @@
 """Code without patterns also handles foreign input in proportion to its size. The executed lines are counted.
 
-Work inside one call of the interpreter, such as the search in a list, is not a line. The mended places have none.
+Work inside one call of the interpreter, such as the search in a list or a copy, is not a line. Where code could copy
+what it has so far again and again, the copied bytes are counted instead.
 """
 
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import pytest
 
+from everhold.api.openai_responses import ResponseRequest, _parse_request
+from everhold.api.reply_wait import ReplyText
+from everhold.api.streaming import ReplyWriter
 from everhold.hermes.reader.agent_log import CompressionLogLine, summarize_compressions
 from everhold.hermes.reader.database import HermesSession
 from everhold.hermes.reader.lineage import trace_lineage
 from everhold.infra.deep_json import cut_deep_parts
+from everhold.models.openai import _StreamedToolCall
+from everhold.models.transcript import ThinkTagSplitter
+from everhold.platforms.matrix.parsing import MatrixRoom, iterate_rooms
 
 MAX_GROWTH: Final = 2.4
 """How much the lines may grow when the input doubles: twice is linear, four times is quadratic."""
@@ -120,3 +129,92 @@ def test_no_session_of_a_cycle_is_lost() -> None:
     for order in (sessions, sessions[::-1]):
         lineage = trace_lineage(order, {})
         assert sorted(id for chain in lineage.chains for id in chain.ids) == sorted(it.id for it in sessions)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def measure_peak(work: Callable[[], object]) -> int:
+    """Return how many bytes are held at once."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def rename_members(count: int) -> int:
+    """Every member of a room changes the display name, which is a membership event."""
+    room = MatrixRoom(members={f"@m{number}:example.org": f"m{number}" for number in range(count)})
+    past = {"prev_content": {"membership": "join", "displayname": "x"}}
+    events = [
+        {"type": "m.room.member", "state_key": f"@m{number}:example.org", "unsigned": past} for number in range(count)
+    ]
+    return measure_peak(lambda: list(iterate_rooms(room, events)))
+
+
+def test_twice_as_many_renamed_members_take_twice_the_memory() -> None:
+    small, large = rename_members(500), rename_members(1_000)
+    assert large / small < MAX_GROWTH, f"{small:,} bytes become {large:,}"
+
+
+class CopiedText(str):
+    """A text that counts how many characters are copied when it is added to another one."""
+
+    copied = 0
+
+    def __radd__(self, other: str) -> str:
+        CopiedText.copied += len(other) + len(self)
+        return str.__add__(other, self)
+
+
+def write_long_reply(count: int) -> int:
+    """A model sends its reply letter by letter."""
+    CopiedText.copied, writer = 0, ReplyWriter()
+    for _ in range(count):
+        writer.write_growth(ReplyText(CopiedText("a")))
+    assert writer.written_text == "a" * count
+    return CopiedText.copied
+
+
+def test_a_reply_in_many_pieces_is_copied_once() -> None:
+    assert write_long_reply(1_000) <= 1_000
+
+
+def test_many_tool_calls_of_one_message_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of a megabyte has room for twenty thousand of them."""
+    copied, replace = 0, msgspec.structs.replace
+
+    def count_copies(message: Any, **changes: Any) -> Any:
+        nonlocal copied
+        copied += len(changes.get("calls", ()))
+        return replace(message, **changes)
+
+    monkeypatch.setattr(msgspec.structs, "replace", count_copies)
+    made = [{"type": "function_call", "call_id": f"c{number}", "name": "x"} for number in range(500)]
+    items = [*made, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *made[:3]]
+    call: Any = SimpleNamespace(resolve_agent=lambda name: name)
+    asked = _parse_request(call, ResponseRequest(model="main", input=items))
+    assert [(message.role, len(message.calls)) for message in asked.messages] == [
+        ("assistant", 500), ("user", 0), ("assistant", 3),
+    ]  # fmt: skip
+    assert copied <= 503, f"{copied:,} calls were copied"
+
+
+@pytest.mark.parametrize("beginning", ["", "<think>a</think>"])
+def test_much_white_space_before_an_answer_is_copied_once(beginning: str) -> None:
+    splitter = ThinkTagSplitter()
+    splitter.feed(beginning)
+    CopiedText.copied = 0
+    for _ in range(1_000):
+        assert splitter.feed(CopiedText(" ")) == ("", "")
+    assert CopiedText.copied <= 1_000
+    assert splitter.feed("b") == ("", "b" if beginning else " " * 1_000 + "b")
+
+
+def test_an_endless_name_of_a_tool_is_not_collected() -> None:
+    call = _StreamedToolCall("c")
+    for number in range(5_000):
+        call.add({"name": f"{number}"}, {})
+    assert len(call.name) < 2_000

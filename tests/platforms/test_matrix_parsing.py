@@ -252,16 +252,17 @@ def test_a_late_message_has_the_audience_of_its_time() -> None:
         member(ADA, "leave", "join"),
         said_,  # Eve alone
     ]
-    found = parsing.list_rooms_per_event(MatrixRoom(members={ME: "Helper", eve: "Eve"}), events)
-    there = [sorted(set(room.members) - {ME}) for room in found]
-    assert [there[at] for at in (0, 2, 5, 9)] == [[ADA], [ADA, bob], [ADA], [eve]]
-    assert [found[at].is_direct for at in (0, 2, 5, 7, 9)] == [True, False, True, False, True]
+    rooms = parsing.iterate_rooms(MatrixRoom(members={ME: "Helper", eve: "Eve"}), events)
+    found = [(sorted(set(room.members) - {ME}), room.is_direct) for room in rooms]
+    assert [found[at][0] for at in (0, 2, 5, 9)] == [[ADA], [ADA, bob], [ADA], [eve]]
+    assert [found[at][1] for at in (0, 2, 5, 7, 9)] == [True, False, True, False, True]
 
 
 @given(JSON, JSON)
 def test_malformed_membership_events_are_ignored(content: Any, unsigned: Any) -> None:
     made_up = {"type": "m.room.member", "state_key": ADA, "content": content, "unsigned": unsigned}
-    assert parsing.list_rooms_per_event(ALONE, [made_up, content]) == [ALONE, ALONE]
+    rooms = [dict(room.members) for room in parsing.iterate_rooms(ALONE, [made_up, content])]
+    assert rooms == [ALONE.members, ALONE.members]
     MatrixRoom.from_events([made_up])
     parsing.find_predecessor([content, {"type": "m.room.create", "content": content}])
 

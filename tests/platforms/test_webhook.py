@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from everhold.errors import StoreFull
 from everhold.infra.secret import SecretString
+from everhold.platforms import webhook
 from everhold.platforms.telegram.adapter import TelegramPlatform
 from everhold.platforms.telegram.settings import TelegramSettings, TelegramWebhookSettings
 from everhold.platforms.webhook import WebhookServer
@@ -21,6 +23,7 @@ from everhold.ports.plugin import PluginContext
 from everhold.testing.contracts.platform import PlatformHarness
 from everhold.testing.platforms.telegram import TelegramServer
 from tests.platforms.remote_telegram import TOKEN, RemoteTelegram
+from tests.waiting import LIMIT_SECONDS
 
 SECRET = "a-secret-that-only-telegram-knows-0123456789"
 HEADER = "X-Telegram-Bot-Api-Secret-Token"
@@ -165,3 +168,53 @@ async def test_a_port_in_use_is_reported(harness: PlatformHarness) -> None:
     hook = WebhookServer(path="/", proof=lambda *_: True, accept_body=lambda _: asyncio.sleep(0))
     with pytest.raises(Refused):
         await hook.serve(host="127.0.0.1", port=harness.platform.port)
+
+
+async def open_raw(harness: PlatformHarness) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    assert isinstance(harness.platform, TelegramPlatform)
+    return await asyncio.open_connection("127.0.0.1", harness.platform.port)
+
+
+@pytest.mark.parametrize(
+    "beginning, repeated",
+    [
+        (b"POST /hook/main HTTP/1.1\r\nX-Long: ", b"a"),
+        (b"POST /hook/main HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n"),
+        (b"POST /hook/main HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a=b;"),
+    ],
+    ids=["head", "trailers", "chunk extension"],
+)
+async def test_an_endless_head_is_cut_off(harness: PlatformHarness, beginning: bytes, repeated: bytes) -> None:
+    _, writer = await open_raw(harness)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        writer.write(beginning)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while sent < 4_000_000:
+                writer.write(repeated * (8_192 // len(repeated)))
+                sent += 8_192
+                await writer.drain()
+                await asyncio.sleep(0)
+    assert sent < 4_000_000, "it went on listening"
+    with contextlib.suppress(ConnectionError):
+        writer.close()
+
+
+async def test_a_secret_in_a_trailer_proves_nothing(harness: PlatformHarness) -> None:
+    reader, writer = await open_raw(harness)
+    writer.write(b"POST /hook/main HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"0\r\n" + f"{HEADER}: {SECRET}\r\nX: y\r\n\r\n".encode())
+    assert (await reader.read()).startswith(b"HTTP/1.1 401")
+    writer.close()
+
+
+async def test_a_connection_without_a_request_is_closed(
+    harness: PlatformHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "HEAD_SECONDS", 0.05)
+    for beginning in (b"", b"POST /hook/main HTTP/1.1\r\n", b"GET /x HTTP/1.1\r\nHost: x\r\n\r\nGET"):
+        reader, writer = await open_raw(harness)
+        writer.write(beginning)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await reader.read()  # ends when the connection is closed
+        writer.close()

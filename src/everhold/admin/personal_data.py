@@ -13,9 +13,9 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.core import forgetting
 from everhold.core.address import parse_address
 from everhold.core.attachments import list_incoming_attachments
-from everhold.core.entries import EntryKind, Thought
+from everhold.core.entries import Entry, Thought
 from everhold.core.erasure import ErasureMoment
-from everhold.core.forgetting import IdentityStarts, is_of_person
+from everhold.core.forgetting import IdentityStarts, PastEntries, PersonalSelection, is_of_person
 from everhold.core.people import PERSON_MEMBER, PeoplePlanner
 from everhold.core.quotas import SubjectKind, find_quota_account, find_shared_subject
 from everhold.core.recall import RecallRecord, RecallTrace
@@ -65,18 +65,27 @@ class PersonalData:
 
     async def list_parts(self, names: IdentityStarts, *, upto: ErasureMoment) -> list[SessionErasure]:
         """The person's entries in each session that are not erased yet."""
-        others: set[str] = set()
-        concerned: list[Session] = []
+        concerned: list[tuple[Session, PastEntries, PersonalSelection]] = []
         async for session in self.iterate_sessions():
-            entries = await self.store.list_entries(session.id)
-            others |= forgetting.collect_words_of_others(entries, names)
-            if any(forgetting.is_spoken_by(entry, names) for entry in entries):
-                concerned.append(session)
-            await asyncio.sleep(0)
+            selection, past = PersonalSelection(names), PastEntries(upto.pos)
+            is_concerned = False
+            async for entry in self._iterate_entries(session):
+                past.read(entry)
+                is_concerned = is_concerned or forgetting.is_spoken_by(entry, names)
+            if not is_concerned:
+                continue
+            async for entry in self._iterate_entries(session):
+                if past.contains(entry):
+                    selection.read(entry)
+            concerned.append((session, past, selection))
+        await self._exclude_words_of_others([it for _, _, it in concerned if it.is_shared], names)
         found = []
-        for session in concerned:
-            entries = forgetting.select_past_entries(await self.store.list_entries(session.id), upto.pos)
-            part = forgetting.select_personal_entries(entries, names, others=others)
+        for session, past, selection in concerned:
+            if selection.is_shared:
+                async for entry in self._iterate_entries(session):
+                    if past.contains(entry):
+                        selection.read_repetition(entry)
+            part = selection.build_part()
             if part.seqs:
                 found.append(
                     SessionErasure(
@@ -85,36 +94,61 @@ class PersonalData:
                         seqs=part.seqs,
                         alone=part.sole_speaker,
                         repeated=len(part.repeated),
-                        blobs=tuple(
-                            attachment.blob
-                            for entry in entries
-                            if entry.seq in part.seqs
-                            for attachment in list_incoming_attachments(entry)
-                        ),
+                        blobs=await self._list_blobs(session, frozenset(part.seqs)),
                     )
                 )
-            await asyncio.sleep(0)
         return found
 
     async def list_quotes(self, names: IdentityStarts, *, upto: ErasureMoment) -> list[str]:
         """Where other people quoted or forwarded text of the person, as `session:seq`."""
         found = []
         async for session in self.iterate_sessions():
-            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.HEARD,)):
+            async for entry in self._iterate_entries(session):
                 if entry.pos <= upto.pos and forgetting.is_quoting(entry, names):
                     found.append(f"{session.id}:{entry.seq}")
-            await asyncio.sleep(0)
         return found
+
+    async def _exclude_words_of_others(self, selections: Collection[PersonalSelection], names: IdentityStarts) -> None:
+        """Take the words that others use anywhere from those by which a repetition of the person's is recognised."""
+        wanted = frozenset().union(*(it.own_words for it in selections))
+        others: set[str] = set()
+        if not wanted:
+            return
+        async for session in self.iterate_sessions():
+            async for entry in self._iterate_entries(session):
+                others |= forgetting.extract_words_of_others(entry, names) & wanted
+        for selection in selections:
+            selection.exclude_words(others)
+
+    async def _list_blobs(self, session: Session, seqs: Collection[int]) -> tuple[str, ...]:
+        return tuple(
+            [
+                attachment.blob
+                async for entry in self._iterate_entries(session)
+                if entry.seq in seqs
+                for attachment in list_incoming_attachments(entry)
+            ]
+        )
+
+    async def _iterate_entries(self, session: Session) -> AsyncIterator[Entry]:
+        """Read a log page by page, because a whole session may be larger than the memory."""
+        after = 0
+        while page := await self.store.read_log(session.id, after=after):
+            after = page[-1].seq
+            for entry in page:
+                yield entry
+            await asyncio.sleep(0)
 
     async def list_audiences(self, parts: Collection[SessionErasure]) -> list[tuple[str, ...]]:
         """Everybody who could read these entries."""
-        found = []
+        found: dict[tuple[str, ...], None] = {}
         for part in parts:
-            for entry in await self.store.list_entries(part.session):
+            seqs = frozenset(part.seqs)
+            async for entry in self._iterate_entries(await self.store.get_session(part.session)):
                 stamp = forgetting.get_stamp(entry)
-                if entry.seq in part.seqs and stamp is not None and stamp.audience:
-                    found.append(tuple(stamp.audience))
-        return list(dict.fromkeys(found))
+                if entry.seq in seqs and stamp is not None and stamp.audience:
+                    found[tuple(stamp.audience)] = None
+        return list(found)
 
     async def erase_entries(
         self, names: IdentityStarts, *, upto: ErasureMoment, by: str
@@ -148,7 +182,7 @@ class PersonalData:
         places = {(part.session, seq) for part in parts for seq in part.seqs}
         found: list[str] = []
         async for session in self.iterate_sessions():
-            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.THOUGHT,)):
+            async for entry in self._iterate_entries(session):
                 if not isinstance(entry.body, Thought) or not entry.body.why:
                     continue
                 blob = await self.store.get_blob(entry.body.why)
@@ -162,7 +196,6 @@ class PersonalData:
                 if is_personal:
                     blobs = (entry.body.why, entry.body.recall)
                     found += [digest for digest in blobs if digest and await self.store.get_blob(digest)]
-            await asyncio.sleep(0)
         return list(dict.fromkeys(found))
 
     async def _shows_erased(
@@ -184,7 +217,7 @@ class PersonalData:
         if not blobs:
             return blobs
         async for session in self.iterate_sessions():
-            for entry in await self.store.list_entries(session.id, kinds=(EntryKind.HEARD, EntryKind.RETURNED)):
+            async for entry in self._iterate_entries(session):
                 blobs -= {attachment.blob for attachment in list_incoming_attachments(entry)}
         return blobs
 
@@ -195,10 +228,10 @@ class PersonalData:
         names = dict.fromkeys(identities, 0.0)
         found = []
         async for session in self.iterate_sessions():
-            entries = await self.store.list_entries(session.id)
-            if any(forgetting.is_spoken_by(entry, names) for entry in entries):
-                found.append(session)
-            await asyncio.sleep(0)
+            async for entry in self._iterate_entries(session):
+                if forgetting.is_spoken_by(entry, names):
+                    found.append(session)
+                    break
         return found
 
     async def iterate_sessions(self) -> AsyncIterator[Session]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
@@ -64,6 +64,8 @@ class RouteDispatcher:
             route, call = self._find_route(scope), ApiCall(self.context, scope, receive)
             call.check_access(route)
             response = await route.handler(call)
+            if isinstance(response, StreamingResponse):
+                response.body_iterator = call.guard_stream(response.body_iterator)
         except ApiError as refusal:
             response = refusal.to_response()
         except EverholdError as error:

@@ -159,14 +159,18 @@ async def _stream_changes(call: ApiCall, reader: _FeedReader | _SessionReader, o
 
 async def _show_pieces(call: ApiCall, pieces: list[ReplyPiece]) -> bytes:
     """Render the new pieces of replies. Consecutive pieces of one reply are joined."""
-    joined: list[ReplyPiece] = []
+    joined: list[tuple[ReplyPiece, list[str]]] = []
+    end = 0
     for piece in pieces:
-        last = joined[-1] if joined else None
-        if last and last[:2] == piece[:2] and not piece.reset and last.at + len(last.text) == piece.at:
-            joined[-1] = last._replace(text=last.text + piece.text)
+        last = joined[-1][0] if joined else None
+        if last and last[:2] == piece[:2] and not piece.reset and end == piece.at:
+            joined[-1][1].append(piece.text)
         elif await call.context.can_see(call.caller, piece.session):
-            joined.append(piece)
-    return b"".join([_show_piece(piece) for piece in joined])
+            joined.append((piece, [piece.text]))
+        else:
+            continue
+        end = piece.at + len(piece.text)
+    return b"".join([_show_piece(first._replace(text="".join(texts))) for first, texts in joined])
 
 
 def _show_piece(piece: ReplyPiece) -> bytes:

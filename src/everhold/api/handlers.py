@@ -13,8 +13,9 @@ from everhold.api import schemas
 from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response, build_limited_error
 from everhold.api.openai_shared import find_payer_role
 from everhold.api.request import ApiCall
-from everhold.core.entries import ChatLocation
-from everhold.errors import InvalidRequest
+from everhold.core.entries import ChatLocation, Heard
+from everhold.core.people import PERSON_MEMBER
+from everhold.errors import InvalidRequest, NotFound
 from everhold.platforms import http
 from everhold.ports.platform import AcceptResult, IncomingMessage
 from everhold.ports.store import Session
@@ -225,8 +226,25 @@ async def pin_entry(call: ApiCall) -> Response:
     """Keep an entry verbatim in the context."""
     given = call.decode_body(schemas.PinRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
+    if not call.caller.operator:
+        await _require_pinnable(call, session, given.seq)
     said = await call.context.control.pin_entry(session.id, given.seq, by=_get_author(call))
     return await _report_change(call, session, said)
+
+
+async def _require_pinnable(call: ApiCall, session: Session, seq: int) -> None:
+    """Refuse to pin what another person said, for example an operator in a session of the caller's. Raises ApiError."""
+    try:
+        entry = await call.context.store.get_entry(session.id, seq)
+    except NotFound:
+        return  # the answer says so
+    if not isinstance(entry.body, Heard):
+        return
+    people = await call.context.store.get_people()
+    if entry.author not in people.list_same_authors(f"{PERSON_MEMBER}{call.identity}"):
+        raise ApiError(
+            403, "denied", "only an operator may pin another person's words", remedy="pin what you said, or an answer"
+        )
 
 
 async def unpin_entry(call: ApiCall) -> Response:

@@ -1,4 +1,4 @@
-"""The gateway's HTTP/1.1 protocol: uvicorn's protocol with a parser in C, and a limit for the head of a request.
+"""The gateway's HTTP/1.1 protocol: uvicorn's protocol with a parser in C, and limits for heads and connections.
 
 The head and the body of a response are written together.
 """
@@ -9,16 +9,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from everhold.api.connection_pool import ConnectionPool
 from everhold.api.loopback import LoopbackEndpoint, ServerHandshake
 from everhold.api.rate_limits import get_peer_network
 from everhold.api.scope_keys import CORK, OPERATOR_CONNECTION
 from everhold.api.unix_socket import is_trusted_peer
-
-MAX_HEAD_BYTES: Final = 64 * 1024
-
+from everhold.infra.http_protocol import BoundedHttpProtocol
 
 BUSY_RESPONSE: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -27,13 +23,11 @@ BUSY_RESPONSE: Final = (
 )
 
 
-class BoundedHeadProtocol(HttpToolsProtocol):
-    """Limits the size of a request head, because the parser itself has no limit, and the number of connections."""
+class BoundedHeadProtocol(BoundedHttpProtocol):
+    """Also limits the number of connections."""
 
     def __init__(self, *args: Any, pool: ConnectionPool | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._in_head = True
-        self._head_bytes = 0
         self._pool = pool
         self.peer = ""
 
@@ -65,29 +59,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle  # None before the first request, whatever its annotation says
         return cycle is None or cycle.response_complete or not self.is_proven
 
-    def close_idle(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the client does not read, and `close()` would wait for it
-        else:
-            self.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)  # before parsing, because the end of a request resets the count
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request head is too long.")
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CORK] = self.transport  # type: ignore[typeddict-unknown-key]
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        super().on_message_complete()
 
 
 class OperatorProtocol(BoundedHeadProtocol):

@@ -33,7 +33,10 @@ HALF_BYTES: Final = 32
 CODE_BYTES: Final = 16
 MAX_LOGINS: Final = 500
 """The limit of logins in a home. The one that was not used for the longest time ends first."""
+MAX_TOKEN_LOGINS: Final = 50
+"""The limit of one token, so that nobody ends the logins of others by logging in again and again."""
 MAX_CODES: Final = 100
+MAX_TOKEN_CODES: Final = 20
 MAX_AGENT_CHARS: Final = 200
 _UNFIT_HASH: Final = hashlib.sha256(b"no such login").hexdigest()
 
@@ -89,7 +92,7 @@ class LoginRegistry:
     async def create_code(self, credential: TokenCredential) -> tuple[str, float]:
         """Make a code for one login with the rights of a token. Return the code and when it ends."""
         now = self._clock.now()
-        await self._remove_dead_codes(now)
+        await self._remove_dead_codes(now, credential.scope.token)
         code = self._chance.bytes(CODE_BYTES).hex()
         key = _hash(code)
         record = LoginCodeRecord(
@@ -117,7 +120,7 @@ class LoginRegistry:
 
     async def create_login(self, credential: TokenCredential, *, browser: str) -> IssuedLogin:
         now = self._clock.now()
-        await self._remove_dead_logins(now)
+        await self._remove_dead_logins(now, credential.scope.token)
         id, cookie, key = (self._chance.bytes(size).hex() for size in (ID_BYTES, HALF_BYTES, HALF_BYTES))
         record = LoginRecord(
             token=credential.scope.token,
@@ -190,22 +193,24 @@ class LoginRegistry:
         records = await self._store.list_state_records(StateNamespace.LOGIN)
         return [(it, msgspec.json.decode(it.value, type=LoginRecord)) for it in records]
 
-    async def _remove_dead_logins(self, now: float) -> None:
-        """Remove the logins that have ended, and the oldest if there are too many."""
+    async def _remove_dead_logins(self, now: float, token: str) -> None:
+        """Remove the logins that have ended, and the oldest if there are too many, before one of `token` is made."""
         found = await self._load_logins()
         alive = [it for it in found if now - it[1].used_at < LOGIN_SECONDS]
         alive.sort(key=lambda it: it[1].used_at)
-        keep = {it.key for it, _ in alive[-(MAX_LOGINS - 1) :]}
+        keep = _select_kept([(it.key, login.token) for it, login in alive], token, own=MAX_TOKEN_LOGINS, all=MAX_LOGINS)
         for record, _ in found:
             if record.key not in keep:
                 await self._remove(record)
 
-    async def _remove_dead_codes(self, now: float) -> None:
+    async def _remove_dead_codes(self, now: float, token: str) -> None:
         codes = await self._store.list_state_records(StateNamespace.LOGIN_CODE)
-        made = {it.key: msgspec.json.decode(it.value, type=LoginCodeRecord).created_at for it in codes}
-        codes = sorted(codes, key=lambda it: made[it.key])
-        for place, record in enumerate(codes):
-            if not is_code_alive(created_at=made[record.key], now=now) or place < len(codes) - (MAX_CODES - 1):
+        made = [(it, msgspec.json.decode(it.value, type=LoginCodeRecord)) for it in codes]
+        alive = [it for it in made if is_code_alive(created_at=it[1].created_at, now=now)]
+        alive.sort(key=lambda it: it[1].created_at)
+        keep = _select_kept([(it.key, code.token) for it, code in alive], token, own=MAX_TOKEN_CODES, all=MAX_CODES)
+        for record in codes:
+            if record.key not in keep:
                 await self._remove(record)
 
     async def _record_use(self, record: StateRecord, used: LoginRecord) -> None:
@@ -226,6 +231,12 @@ class LoginRegistry:
 
     async def _commit(self, write: StateWrite) -> None:
         await self._store.commit(Change(step=Step.STATE, session="", at=self._clock.now(), state_writes=(write,)))
+
+
+def _select_kept(alive: list[tuple[str, str]], token: str, *, own: int, all: int) -> set[str]:
+    """Return which records (key, token), oldest first, stay when one of `token` is added. Its own oldest go first."""
+    extra = {key for key, _ in [it for it in alive if it[1] == token][: -(own - 1)]}
+    return {key for key, _ in [it for it in alive if it[0] not in extra][-(all - 1) :]}
 
 
 def _hash(text: str) -> str:

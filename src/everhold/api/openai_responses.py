@@ -64,6 +64,7 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
     items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
     system = [given.instructions] if given.instructions else []
     messages: list[ModelMessage] = []
+    made: dict[int, list[ToolCall]] = {}  # by the index of the assistant's message
     for index, item in enumerate(items):
         where = f"input[{index}]"
         match item:
@@ -74,14 +75,19 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
             case {"role": "assistant"}:
                 messages.append(ModelMessage(role="assistant", text=extract_text(item.get("content"), where)))
             case {"type": "function_call"}:
-                made = parse_tool_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
-                _add_tool_call(messages, made)
+                call_made = parse_tool_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
+                # in this format calls are items of their own, after the assistant's message
+                if not messages or messages[-1].role != "assistant":
+                    messages.append(ModelMessage(role="assistant"))
+                made.setdefault(len(messages) - 1, []).append(call_made)
             case {"type": "function_call_output", "call_id": str(id)}:
                 messages.append(ModelMessage(role="tool", text=extract_text(item.get("output"), where), call=id))
             case {"type": "reasoning"}:
                 continue
             case _:
                 raise ApiError(400, "invalid_request", f"{where} has a type that is not supported")
+    for place, calls in made.items():
+        messages[place] = msgspec.structs.replace(messages[place], calls=tuple(calls))
     params = {
         "temperature": given.temperature,
         "top_p": given.top_p,
@@ -95,14 +101,6 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
         tools=parse_tools(given.tools),
         params={name: value for name, value in params.items() if value is not None},
     )
-
-
-def _add_tool_call(messages: list[ModelMessage], made: ToolCall) -> None:
-    """Add a call to the assistant's message before it. In this format calls are items of their own."""
-    if messages and messages[-1].role == "assistant":
-        messages[-1] = msgspec.structs.replace(messages[-1], calls=(*messages[-1].calls, made))
-    else:
-        messages.append(ModelMessage(role="assistant", calls=(made,)))
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -196,7 +194,7 @@ async def _stream_events(frame: JsonObject, growth: AsyncIterator[ReplyGrowth]) 
     try:
         async for more in growth:
             text = writer.write_growth(more)
-            if text and writer.written_text == text:
+            if text and writer.is_first(text):
                 yield _encode_opening(encoder, frame, at)
             if text:
                 yield encoder.encode_event("response.output_text.delta", **at, delta=text, logprobs=[])
@@ -218,27 +216,26 @@ def _encode_opening(encoder: _ResponseEventEncoder, frame: JsonObject, at: JsonO
 def _encode_closing(
     encoder: _ResponseEventEncoder, frame: JsonObject, at: JsonObject, reply: FinalReply, writer: ReplyWriter
 ) -> bytes:
-    done = _build_completed(frame, reply, writer.written_text)
-    lines = b""
+    text = writer.written_text
+    done = _build_completed(frame, reply, text)
+    lines: list[bytes] = []
     for index, item in enumerate(done["output"]):
         if item["type"] == "message":
-            if not writer.written_text:
-                lines += _encode_opening(encoder, frame, at)
-            lines += encoder.encode_event("response.output_text.done", **at, text=writer.written_text, logprobs=[])
-            lines += encoder.encode_event(
-                "response.content_part.done", **at, part=_build_text_part(writer.written_text)
-            )
+            if not text:
+                lines.append(_encode_opening(encoder, frame, at))
+            lines.append(encoder.encode_event("response.output_text.done", **at, text=text, logprobs=[]))
+            lines.append(encoder.encode_event("response.content_part.done", **at, part=_build_text_part(text)))
         else:
             position = {"item_id": item["id"], "output_index": index}
-            lines += encoder.encode_event(
-                "response.output_item.added", output_index=index, item={**item, "arguments": ""}
+            given = item["arguments"]
+            lines += (
+                encoder.encode_event("response.output_item.added", output_index=index, item={**item, "arguments": ""}),
+                encoder.encode_event("response.function_call_arguments.delta", **position, delta=given),
+                encoder.encode_event("response.function_call_arguments.done", **position, arguments=given),
             )
-            lines += encoder.encode_event("response.function_call_arguments.delta", **position, delta=item["arguments"])
-            lines += encoder.encode_event(
-                "response.function_call_arguments.done", **position, arguments=item["arguments"]
-            )
-        lines += encoder.encode_event("response.output_item.done", output_index=index, item=item)
-    return lines + encoder.encode_event(f"response.{done['status']}", response=done)
+        lines.append(encoder.encode_event("response.output_item.done", output_index=index, item=item))
+    lines.append(encoder.encode_event(f"response.{done['status']}", response=done))
+    return b"".join(lines)
 
 
 def _encode_failure(encoder: _ResponseEventEncoder, frame: JsonObject, refusal: ApiError) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope
 from everhold.api.auth import OPERATOR_SOCKET, ApiCaller, RequestHead
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError
-from everhold.api.scope_keys import BODY, CALLER, HEAD, RELEASES
+from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, RELEASES
 from everhold.core.callers import CallerRole, can_call, is_login_fresh
 from everhold.core.people import build_identity
 from everhold.errors import NotFound
@@ -150,9 +150,19 @@ class ApiCall:
         self._confirmed_at = now
         try:
             caller = await self.context.confirm_caller(self.head)
-        except ApiError:  # the store cannot be read now
+            return caller is not None and _name_service_user(caller, self.head) == self.caller
+        except ApiError:  # the store cannot be read now, or the token speaks for other people now
             return False
-        return caller is not None and _name_service_user(caller, self.head) == self.caller
+
+    async def guard_stream(self, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """Yield the parts of a response while the credential is valid. Then the connection is closed in the middle of
+        the response, so the client knows that it is incomplete."""
+        async for part in parts:
+            if not await self.is_still_allowed():
+                if (transport := self._scope.get(CORK)) is not None:
+                    transport.abort()
+                return
+            yield part
 
     def require_operator(self) -> None:
         if not self.caller.operator:

@@ -336,7 +336,7 @@ _ROUTES: Final = (
         api_handlers.pin_entry,
         "Pin an entry",
         about="The entry stays in the context word for word, whatever is compressed. `done` is false if it was already "
-        "pinned or does not fit; `message` says why.",
+        "pinned or does not fit; `message` says why. Only an operator may pin another person's words.",
         parameters=(_SESSION_ID_PARAMETER,),
         request_type=schemas.PinRequest,
         response_bodies={200: ResponseBody("What was done.", schemas.ActionResponse)},

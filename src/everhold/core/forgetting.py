@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -147,58 +147,124 @@ def get_stamp(entry: Entry) -> Stamp | None:
             return None
 
 
-def select_past_entries(entries: Sequence[Entry], upto_pos: int) -> list[Entry]:
-    """Return the entries of one session that were there at a position of the log, and those that were written later by
-    an operation that had begun or that answers one of them.
+class PastEntries:
+    """Finds the entries of one session that were there at a position of the log, and those that were written later by
+    an operation that had begun or that answers one of them. Reads every entry once before it judges one.
     """
-    past = {entry.seq for entry in entries if entry.pos <= upto_pos}
-    ops = {
-        entry.op
-        for entry in entries
-        if entry.op in past or (isinstance(entry.body, Began | Took) and not past.isdisjoint(entry.body.takes))
-    } - {None}
-    return [entry for entry in entries if entry.seq in past or entry.op in ops]
+
+    def __init__(self, upto_pos: int) -> None:
+        self._upto_pos = upto_pos
+        self._past: set[int] = set()
+        self._ops: set[int] = set()
+
+    def read(self, entry: Entry) -> None:
+        if entry.pos <= self._upto_pos:
+            self._past.add(entry.seq)
+        elif entry.op is not None:
+            answers = isinstance(entry.body, Began | Took) and not self._past.isdisjoint(entry.body.takes)
+            if entry.op in self._past or answers:
+                self._ops.add(entry.op)
+
+    def contains(self, entry: Entry) -> bool:
+        return entry.seq in self._past or entry.op in self._ops
+
+
+class PersonalSelection:
+    """Selects the entries of one session that belong to a person. The session is read twice in the order of the log, so
+    that none of its text is kept: `read` and, if it is shared, `read_repetition` after `exclude_words`.
+    """
+
+    def __init__(self, names: IdentityStarts) -> None:
+        self._names = names
+        self._own_seqs: set[int] = set()
+        self._first_seq = 0
+        self._ops: set[int] = set()
+        self._texts: list[tuple[int, int | None, bool]] = []
+        """The entries with text: seq, operation, and whether it sets the name that a memory uses."""
+        self._titled = False
+        self._has_other_speakers = False
+        self._repeated: set[int] = set()
+        self.own_words: set[str] = set()
+        """The words that the person brought, as long as nobody else is known to use them."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._own_seqs
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other people speak in the session, so that it must be read again for what repeats the person."""
+        return bool(self._own_seqs) and self._has_other_speakers
+
+    def read(self, entry: Entry) -> None:
+        if is_spoken_by(entry, self._names):
+            self._first_seq = self._first_seq or entry.seq
+            self._own_seqs.add(entry.seq)
+            # Replies to the person are erased, too, but their words are the agent's.
+            if not isinstance(entry.body, Said):
+                self.own_words |= extract_distinctive_words(extract_text(entry))
+        elif entry.kind is EntryKind.HEARD and entry.author.startswith("person:"):
+            self._has_other_speakers = True
+        # an operation takes messages that are before it in the log
+        if isinstance(entry.body, Began | Took) and entry.op is not None:
+            if not self._own_seqs.isdisjoint(entry.body.takes):
+                self._ops.add(entry.op)
+        self._titled = self._titled or _has_title(entry)
+        if has_text(entry):
+            self._texts.append((entry.seq, entry.op, _is_memory_name_change(entry)))
+
+    def exclude_words(self, others: Collection[str]) -> None:
+        """Take the words that others use, here or elsewhere, from those of the person."""
+        self.own_words.difference_update(others)
+
+    def read_repetition(self, entry: Entry) -> None:
+        """Select a text for others that contains words which only the person used."""
+        if (
+            entry.seq > self._first_seq
+            and has_text(entry)
+            and not isinstance(entry.body, Heard | Compressed | Changed)
+            and not self.own_words.isdisjoint(extract_distinctive_words(extract_text(entry)))
+        ):
+            self._repeated.add(entry.seq)
+
+    def build_part(self) -> PersonalPart:
+        if not self._own_seqs:
+            return PersonalPart()
+        if not self._has_other_speakers:
+            # The name that a memory uses may be made from the title, so it could reveal the title.
+            seqs = (seq for seq, _, is_name in self._texts if self._titled or not is_name)
+            return PersonalPart(seqs=tuple(sorted(seqs)), sole_speaker=True)
+        erased = {seq for seq, op, _ in self._texts if seq in self._own_seqs or op in self._ops}
+        repeated = self._repeated - erased
+        return PersonalPart(seqs=tuple(sorted(erased | repeated)), repeated=tuple(sorted(repeated)))
 
 
 def select_personal_entries(
     entries: Sequence[Entry], names: IdentityStarts, *, others: Collection[str] = ()
 ) -> PersonalPart:
-    """Return the entries of one session that belong to the person. `others` are words that other people use here or
+    """Return the entries of one session that belong to the person. `others` are words that other people use
     elsewhere.
     """
-    heard = [entry for entry in entries if entry.kind is EntryKind.HEARD]
-    own_seqs = {entry.seq for entry in entries if is_spoken_by(entry, names)}
-    if not own_seqs:
-        return PersonalPart()
-    if all(is_spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
-        # The name that a memory uses may be made from the title, so it could reveal the title.
-        titled = any(_has_title(entry) for entry in entries)
-        erased_seqs = {
-            entry.seq for entry in entries if has_text(entry) and (titled or not _is_memory_name_change(entry))
-        }
-        return PersonalPart(seqs=tuple(sorted(erased_seqs)), sole_speaker=True)
-    ops = {
-        entry.op
-        for entry in entries
-        if isinstance(entry.body, Began | Took) and not own_seqs.isdisjoint(entry.body.takes) and entry.op is not None
-    }
-    erased_seqs = {entry.seq for entry in entries if has_text(entry) and (entry.seq in own_seqs or entry.op in ops)}
-    # Replies to the person are erased, too, but their words are the agent's.
-    brought = [entry for entry in entries if entry.seq in own_seqs and not isinstance(entry.body, Said)]
-    own = set().union(*(extract_distinctive_words(extract_text(entry)) for entry in brought))
-    others_words = collect_words_of_others((entry for entry in heard if entry.seq not in own_seqs), names)
-    distinct = own - others_words - set(others)
-    first = min(own_seqs)
-    repeated = {
-        entry.seq
-        for entry in entries
-        if entry.seq > first
-        and entry.seq not in erased_seqs
-        and has_text(entry)
-        and not isinstance(entry.body, Heard | Compressed | Changed)
-        and not distinct.isdisjoint(extract_distinctive_words(extract_text(entry)))
-    }
-    return PersonalPart(seqs=tuple(sorted(erased_seqs | repeated)), repeated=tuple(sorted(repeated)))
+    selection = PersonalSelection(names)
+    for entry in entries:
+        selection.read(entry)
+    if selection.is_shared:
+        for entry in entries:
+            selection.exclude_words(extract_words_of_others(entry, names))
+        selection.exclude_words(others)
+        for entry in entries:
+            selection.read_repetition(entry)
+    return selection.build_part()
+
+
+def extract_words_of_others(entry: Entry, names: IdentityStarts) -> set[str]:
+    """Return the words of a message of somebody else than `names`; empty for other entries. To quote the person or to
+    forward their text is not to use their words.
+    """
+    if not isinstance(entry.body, Heard) or is_spoken_by(entry, names):
+        return set()
+    pieces = [piece.text for piece in entry.body.pieces if not is_of_person(piece.by, names, at=entry.at)]
+    return extract_distinctive_words("\n".join((entry.body.text, *pieces)))
 
 
 def extract_text(entry: Entry) -> str:
@@ -232,18 +298,6 @@ def extract_distinctive_words(text: str) -> set[str]:
                 found.add(word)
         else:
             found.update(word[at : at + MIN_WORD_CHARS] for at in range(max(1, len(word) - MIN_WORD_CHARS + 1)))
-    return found
-
-
-def collect_words_of_others(entries: Iterable[Entry], names: IdentityStarts) -> set[str]:
-    """Return the words that people other than `names` use. To quote the person or to forward their text is not to use
-    their words.
-    """
-    found: set[str] = set()
-    for entry in entries:
-        if isinstance(entry.body, Heard) and not is_spoken_by(entry, names):
-            pieces = [piece for piece in entry.body.pieces if not is_of_person(piece.by, names, at=entry.at)]
-            found |= extract_distinctive_words("\n".join((entry.body.text, *(piece.text for piece in pieces))))
     return found
 
 

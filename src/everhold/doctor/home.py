@@ -14,6 +14,7 @@ import apsw
 
 from everhold.admin.backups import choose_directory, list_backups
 from everhold.app import load_home_settings
+from everhold.assembly.plugin_tools import list_trusted_tools
 from everhold.config import ConfigError, ConfigProblem, Settings
 from everhold.core.wording import describe_count
 from everhold.doctor.finding import DoctorFinding
@@ -62,6 +63,7 @@ class HomeCheckup:
             return
         yield from self._check_files()
         yield from self._check_configuration()
+        yield from self._check_trusted_tools()
         yield from self._check_library()
         if self.home.store.exists() or watermark.build_watermark_path(self.home.store).exists():
             yield from self._check_store()
@@ -125,6 +127,16 @@ class HomeCheckup:
                 f"{_format_problem(problem)}{'; it is disabled until then' if problem.disables else ''}",
                 problem.remedy or "everhold config check",
             )
+
+    def _check_trusted_tools(self) -> Iterator[FixableFinding]:
+        """Name the packages whose code runs in the gateway because an agent uses a tool of theirs."""
+        for tool in list_trusted_tools(self.settings) if self.settings is not None else ():
+            text = (
+                f"{tool['name']} is trusted code of the package {tool['package']}: it runs in the gateway and can do "
+                "all that it can"
+            )
+            remedy = f"if you do not trust it, remove it from `tools` of {', '.join(tool['agents'])}"
+            yield _make_finding("tools", text, remedy, level="note")
 
     def _check_library(self) -> Iterator[FixableFinding]:
         version = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")[:3])

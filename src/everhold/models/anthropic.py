@@ -226,7 +226,7 @@ class _StreamedBlock:
         self.name = begun["name"] if isinstance(begun.get("name"), str) else ""
         self.input = begun.get("input")
         self.sealed = begun["data"] if isinstance(begun.get("data"), str) else ""
-        self.signature = begun["signature"] if isinstance(begun.get("signature"), str) else ""
+        self._signature = [begun["signature"]] if isinstance(begun.get("signature"), str) else []
         self.text = TextAccumulator(on_text if kind == "text" else None)
         self._json: list[str] = []
         if isinstance(
@@ -241,7 +241,7 @@ class _StreamedBlock:
         if isinstance(piece := delta.get("partial_json"), str):
             self._json.append(piece)
         if isinstance(piece := delta.get("signature"), str):
-            self.signature += piece
+            self._signature.append(piece)
 
     def build_call(self, known: dict[str, str]) -> ToolCall:
         written = "".join(self._json)
@@ -257,7 +257,7 @@ class _StreamedBlock:
             return ["tool_use", call_id]
         if self.kind == "redacted_thinking":
             return ["redacted_thinking", self.sealed]
-        return [self.kind, len(str(self.text)), self.signature]
+        return [self.kind, len(str(self.text)), "".join(self._signature)]
 
     def estimate_tokens(self) -> int:
         return weigh_text(str(self.text)) + weigh_text(self.name) + sum(map(weigh_text, self._json))

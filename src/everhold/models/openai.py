@@ -46,6 +46,8 @@ from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, Tool
 if TYPE_CHECKING:
     from everhold.models.settings import OpenAISettings
 
+MAX_TOOL_NAME_CHARS: Final = 1_000
+"""A longer name that comes in pieces is not completed, because no tool has it."""
 _FAILED_REASONS: Final = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "aborted"})
 """Finish reasons that mean that the answer is incomplete."""
 _FILTERED_REASONS: Final = frozenset({"content_filter", "sensitive", "safety"})
@@ -295,7 +297,8 @@ class _StreamedToolCall:
     def add(self, function: dict[str, Any], known: dict[str, str]) -> None:
         name = function.get("name")
         # some servers repeat the name in every fragment, others send it in pieces
-        if isinstance(name, str) and name != self.name and self.name not in known:
+        is_complete = self.name in known or len(self.name) > MAX_TOOL_NAME_CHARS
+        if isinstance(name, str) and name != self.name and not is_complete:
             self.name += name
         part = function.get("arguments")
         if isinstance(part, str):

@@ -303,19 +303,25 @@ class ThinkTagSplitter:
     def __init__(self) -> None:
         self._state = "before"
         self._held = ""
+        self._blanks: list[str] = []
+        """The white space at the very beginning, of which there may be very much in very many pieces."""
 
     def feed(self, piece: str) -> tuple[str, str]:
         """Return the reasoning and the text of a piece. A possible beginning of a tag is held back."""
         if self._state == "text":
             return "", piece
+        if self._state == "before" and not self._held:
+            start = piece.lstrip()
+            self._blanks.append(piece[: len(piece) - len(start)])
+            piece = start
         self._held += piece
         thought = ""
         if self._state == "before":
-            start = self._held.lstrip()
-            if THINK_OPEN_TAG.startswith(start[: len(THINK_OPEN_TAG)]):
-                if len(start) < len(THINK_OPEN_TAG):
+            if THINK_OPEN_TAG.startswith(self._held[: len(THINK_OPEN_TAG)]):
+                if len(self._held) < len(THINK_OPEN_TAG):
                     return "", ""
-                self._state, self._held = "thinking", start[len(THINK_OPEN_TAG) :]
+                self._state, self._held = "thinking", self._held[len(THINK_OPEN_TAG) :]
+                self._blanks.clear()
             else:
                 return "", self._release_held()
         if self._state == "thinking":
@@ -325,10 +331,8 @@ class ThinkTagSplitter:
                 thought, self._held = thought[:keep], thought[keep:]
                 return thought, ""
             self._state, self._held = "after", rest
-        if not self._held.strip():
-            return thought, ""
         self._held = self._held.lstrip()
-        return thought, self._release_held()
+        return thought, self._release_held() if self._held else ""
 
     def close(self) -> tuple[str, str]:
         """Return what was held back, at the end of the stream."""
@@ -339,5 +343,6 @@ class ThinkTagSplitter:
         return (rest, "") if thinking else ("", rest)
 
     def _release_held(self) -> str:
-        held, self._held, self._state = self._held, "", "text"
+        held, self._held, self._state = "".join((*self._blanks, self._held)), "", "text"
+        self._blanks.clear()
         return held

@@ -14,10 +14,14 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from everhold.errors import EverholdError, Refused
+from everhold.infra.http_protocol import BoundedHttpProtocol
 
 MAX_BODY_BYTES: Final = 1 << 20
 BODY_SECONDS: Final = 5.0
 MAX_CONCURRENT_REQUESTS: Final = 64
+MAX_CONNECTIONS: Final = 256
+HEAD_SECONDS: Final = 10.0
+"""How long a connection may stay open without a complete request head."""
 
 VerifyRequest = Callable[[Mapping[str, str], bytes], bool]
 """Return whether headers and raw body prove the sender. Called before the body is parsed."""
@@ -106,6 +110,9 @@ class WebhookServer:
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=False,
+            http=WebhookProtocol,
+            limit_concurrency=MAX_CONNECTIONS,
         )
         server = _WebhookUvicornServer(config)
         task = asyncio.get_running_loop().create_task(server.serve())
@@ -119,6 +126,37 @@ class WebhookServer:
         finally:
             server.should_exit = True
             await asyncio.gather(task, return_exceptions=True)
+
+
+class WebhookProtocol(BoundedHttpProtocol):
+    """Closes a connection on which no request head arrives, because anybody can open very many of them."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self.close_idle)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _WebhookUvicornServer(uvicorn.Server):

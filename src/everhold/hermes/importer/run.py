@@ -243,13 +243,13 @@ def _read_plan(run: _ImportRun, profile: HermesProfile) -> _ProfilePlan:
         db = HermesDatabase(profile.database)
         try:
             sessions = db.read_sessions()
-            run.report.troubles += [f"{profile.name}: {line}" for line in db.list_unreadable()]
             plan.conversations = build_conversations(
                 trace_lineage(sessions, db.read_newest_times()),
                 agent=profile.name,
                 routing=db.read_routing() or profile.routing,
                 local=run.job.local,
             )
+            run.report.troubles += [f"{profile.name}: {line}" for line in db.list_unreadable()]
             plan.groups = access.collect_groups(plan.conversations)
             plan.rows = db.count_messages()
             if undated := db.count_undated():
@@ -360,6 +360,7 @@ async def _import_history(
         f"{profile.name}: message {row} of session {session}: a value of {size:,} bytes is too large and was left out"
         for row, (session, size) in sorted(db.oversized.items())
     ]
+    report.troubles += [f"{profile.name}: {line}" for line in db.undecodable]
 
 
 async def _import_facts(run: _ImportRun, profile: HermesProfile) -> None:

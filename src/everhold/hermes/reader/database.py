@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -130,6 +130,8 @@ class HermesDatabase:
         self.path = path
         self.oversized: dict[int, tuple[str, int]] = {}
         """Row -> its session and the size of a value that was too large to read."""
+        self.undecodable: dict[str, None] = {}
+        """The rows that were left out because a field that must be exact is not UTF-8."""
         with path.open("rb") as file:
             if not file.read(16).startswith(b"SQLite format 3"):
                 raise StoreDamaged(
@@ -181,24 +183,40 @@ class HermesDatabase:
             f"select {self._make_select('sessions', _SESSION)} from sessions "
             f"where length(id) <= {MAX_ID_CHARS} order by started_at, id"
         )
-        return [_parse_session(row) for row in self.query_rows(sql)]
+        rows = (self._decode_fields(row, _SESSION, "session") for row in self.query_rows(sql))
+        return [_parse_session(row) for row in rows if row is not None]
+
+    def _decode_fields(self, row: Any, names: Iterable[str], what: str) -> list[Any] | None:
+        """Return a row with its fields as text; None if one of them is not UTF-8. Texts of messages stay bytes."""
+        found: list[Any] = []
+        for name, value in zip(names, row, strict=True):
+            try:
+                found.append(value.decode() if isinstance(value, bytes) and name not in _TEXTS else value)
+            except UnicodeDecodeError:
+                id = row[0].decode("utf-8", "replace") if isinstance(row[0], bytes) else row[0]
+                self.undecodable[f"{what} {id}: its {name} is not UTF-8, so it was left out"] = None
+                return None
+        return found
 
     def list_unreadable(self) -> list[str]:
-        """Describe the rows and values that are left out, because they are too long or have no usable id."""
+        """Describe the rows and values that are left out, because they are too long, have no usable id, or belong to a
+        row that could not be read so far."""
         found = []
         [[count]] = self.query_rows(f"select count(*) from sessions where length(id) > {MAX_ID_CHARS} or id is null")
         if count:
             found.append(f"{count} sessions: their ids are empty or longer than {MAX_ID_CHARS:,} characters")
         for name in sorted(self.list_columns("sessions") & _SESSION.keys() - {"id"}):
             rows = self.query_rows(
-                f"select id from sessions where length({name}) > {MAX_FIELD_CHARS} and length(id) <= {MAX_ID_CHARS}"
+                f"select cast(id as blob) from sessions where length({name}) > {MAX_FIELD_CHARS} "
+                f"and length(id) <= {MAX_ID_CHARS}"
             )
-            found += [f"session {id}: {name} is longer than {MAX_FIELD_CHARS:,} characters" for (id,) in rows]
+            ids = [id.decode("utf-8", "replace") for (id,) in rows]
+            found += [f"session {id}: {name} is longer than {MAX_FIELD_CHARS:,} characters" for id in ids]
         if not self._has_integer_ids():
             [[count]] = self.query_rows("select count(*) from messages where typeof(id) != 'integer'")
             if count:
                 found.append(f"{count} messages: their ids are not whole numbers")
-        return found
+        return [*found, *self.undecodable]
 
     def _has_integer_ids(self) -> bool:
         """Whether the table itself guarantees that the ids of messages are whole numbers."""
@@ -211,9 +229,11 @@ class HermesDatabase:
             return {}
         short = f"length(session_key) <= {MAX_ID_CHARS} and length(entry_json) <= {MAX_FIELD_CHARS}"
         found = self.query_rows(
-            f"select session_key, entry_json from gateway_routing where {short} order by updated_at"
+            f"select {_select_field('session_key')}, {_select_field('entry_json')} from gateway_routing "
+            f"where {short} order by updated_at"
         )
-        return {str(key): _parse_object(text) for key, text in found}
+        rows = (self._decode_fields(row, ("session_key", "entry_json"), "routing of") for row in found)
+        return {str(row[0]): _parse_object(row[1]) for row in rows if row is not None}
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -234,16 +254,20 @@ class HermesDatabase:
             sql += f"order by id limit {PAGE_ROWS}"
             page = self.query_rows(sql, (session, after))
             for row in page:
-                self._note_oversized(row)
-                yield _parse_message(row)
+                decoded = self._decode_fields(row, _MESSAGE, "message")
+                if decoded is not None:
+                    self._note_oversized(decoded)
+                    yield _parse_message(decoded)
             if len(page) < PAGE_ROWS:
                 return
             after = int(page[-1][0])
 
     def read_newest_times(self) -> dict[str, float]:
         """Return session -> the time of its newest message; 0 if no message has one."""
-        rows = self.query_rows(f"select session_id, max(iif({_IS_TIME}, timestamp, 0)) from messages group by 1")
-        return {str(id): _convert_float(at) or 0.0 for id, at in rows}
+        id = _select_field("session_id")
+        rows = self.query_rows(f"select {id}, max(iif({_IS_TIME}, timestamp, 0)) from messages group by 1")
+        decoded = (self._decode_fields(row, ("session_id", "timestamp"), "messages of session") for row in rows)
+        return {str(row[0]): _convert_float(row[1]) or 0.0 for row in decoded if row is not None}
 
     def count_undated(self) -> int:
         """Return the number of messages whose time is not a number."""
@@ -252,7 +276,8 @@ class HermesDatabase:
 
     def find_message(self, id: int) -> HermesMessage | None:
         found = self.query_rows(f"select {self._make_select('messages', _MESSAGE)} from messages where id = ?", (id,))
-        return _parse_message(found[0]) if found else None
+        row = self._decode_fields(found[0], _MESSAGE, "message") if found else None
+        return _parse_message(row) if row is not None else None
 
     def _make_select(self, table: str, wanted: dict[str, str]) -> str:
         there = self.list_columns(table)
@@ -262,7 +287,8 @@ class HermesDatabase:
             if name in _TEXTS:
                 parts.append(_select_text(column))
             else:
-                parts.append(column if name == "id" else f"iif(length({column}) > {MAX_FIELD_CHARS}, null, {column})")
+                value = _select_field(column)
+                parts.append(value if name == "id" else f"iif(length({column}) > {MAX_FIELD_CHARS}, null, {value})")
         return ", ".join(parts)
 
     def _note_oversized(self, row: Any) -> None:
@@ -275,6 +301,11 @@ def _select_text(column: str) -> str:
     """Select a text as bytes; its size instead if it is too large."""
     value = f"cast({column} as blob)"
     return f"case when length({value}) > {MAX_VALUE_BYTES} then length({value}) else {value} end"
+
+
+def _select_field(column: str) -> str:
+    """Select a text as bytes, because one that is not UTF-8 must not make the whole query fail."""
+    return f"iif(typeof({column}) = 'text', cast({column} as blob), {column})"
 
 
 def _make_uri(path: Path) -> str:

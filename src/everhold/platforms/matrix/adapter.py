@@ -199,7 +199,7 @@ class MatrixPlatform:
                 self._invites.pop(chat, None)
             if events:
                 now = await self._load_room(chat, at=str(sync["next_batch"]))
-                for raw, then in zip(events, parsing.list_rooms_per_event(now, events), strict=True):
+                for raw, then in zip(events, parsing.iterate_rooms(now, events), strict=True):
                     yield chat, raw, then
 
     async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 from msgspec import Struct
@@ -51,18 +51,6 @@ class MatrixRoom(Struct, frozen=True, kw_only=True):
     @property
     def is_direct(self) -> bool:
         return len(self.members) == 2
-
-    def get_room_before(self, raw: Any) -> MatrixRoom:
-        """Return the members before an event. They differ from the current ones only for a membership event."""
-        if not is_membership_event(raw):
-            return self
-        id = str(raw.get("state_key", ""))
-        past = _as_mapping(_as_mapping(raw.get("unsigned")).get("prev_content"))
-        others = {other: name for other, name in self.members.items() if other != id}
-        there = past.get("membership") in ("join", "invite")
-        return MatrixRoom(
-            members={**others, id: str(past.get("displayname") or get_localpart(id))} if there else others
-        )
 
     @classmethod
     def from_events(cls, events: Sequence[Mapping[str, Any]]) -> MatrixRoom:
@@ -121,14 +109,35 @@ def find_join_index(events: Sequence[Any], me: str) -> int | None:
     return joined
 
 
-def list_rooms_per_event(now: MatrixRoom, events: Sequence[Any]) -> list[MatrixRoom]:
-    """Return the members at each of a room's latest events, computed from the current members, because a message that
-    is read late was meant for the members of its time."""
-    found = []
-    for raw in reversed(events):
-        found.append(now)
-        now = now.get_room_before(raw)
-    return found[::-1]
+def iterate_rooms(now: MatrixRoom, events: Sequence[Any]) -> Iterator[MatrixRoom]:
+    """Yield the members at each of a room's latest events, computed from the current members, because a message that
+    is read late was meant for the members of its time.
+
+    A room is valid until the next one is taken. They share one table, because a copy for each event would let the
+    members of a large room use up the memory with changes of their names.
+    """
+    members = dict(now.members)
+    then = MatrixRoom(members=members)
+    changes = [_undo_membership(members, raw) for raw in reversed(events)]
+    for change in reversed(changes):
+        match change:
+            case (id, str(name)):
+                members[id] = name
+            case (id, None):
+                members.pop(id, None)
+        yield then
+
+
+def _undo_membership(members: dict[str, str], raw: Any) -> tuple[str, str | None] | None:
+    """Make `members` those before an event. Return whom the event concerns, and their name after it, which is None if
+    they were no member then; None if it concerns nobody."""
+    if not is_membership_event(raw):
+        return None
+    id = str(raw.get("state_key", ""))
+    past, name = _as_mapping(_as_mapping(raw.get("unsigned")).get("prev_content")), members.pop(id, None)
+    if past.get("membership") in ("join", "invite"):
+        members[id] = str(past.get("displayname") or get_localpart(id))
+    return id, name
 
 
 def list_invitation_state(room: object) -> list[Any]:
