@@ -100,7 +100,7 @@ class Talker:
     async def turn(self) -> None:
         await self.who.send_text(self.room, MESSAGE)
         while True:
-            self.since, events = await _news(self.who, self.since)
+            self.since, events = await read_news(self.who, self.since)
             if any(chat == self.room and sender != self.who.id and text == REPLY for chat, sender, text in events):
                 return  # a draft counts when it is complete
 
@@ -123,7 +123,7 @@ async def _talkers(server: SynapseServer, partner: MatrixTestMember) -> AsyncIte
         talkers = []
         for number in range(TALKERS):
             who = await stack.enter_async_context(await server.register_member(f"talker{number}"))
-            since = (await _news(who, ""))[0]
+            since = (await read_news(who, ""))[0]
             talker = Talker(who, await who.create_room(partner.id, direct=True), since)
             await talker.turn()  # the first one opens the session
             talkers.append(talker)
@@ -137,7 +137,7 @@ async def _echoing(who: MatrixTestMember) -> AsyncIterator[None]:
     async def echo() -> None:
         since = ""
         while True:
-            since, events = await _news(who, since, joining=True)
+            since, events = await read_news(who, since, joining=True)
             for chat, sender, _ in events:
                 if sender != who.id:
                     await who.send_text(chat, REPLY)
@@ -149,7 +149,9 @@ async def _echoing(who: MatrixTestMember) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def _news(who: MatrixTestMember, since: str, *, joining: bool = False) -> tuple[str, list[tuple[str, str, str]]]:
+async def read_news(
+    who: MatrixTestMember, since: str, *, joining: bool = False
+) -> tuple[str, list[tuple[str, str, str]]]:
     """Return the next sync token, and (room, sender, text) of each message sent or edited since."""
     wait: dict[str, Any] = {"since": since, "timeout": 30_000} if since else {}
     answer = await who.http.get(f"{CLIENT_API_PATH}/sync", params={"filter": FILTER, **wait})

@@ -1,7 +1,10 @@
 """What a message and its reply cost on a platform, compared with the simplest bot that makes the same calls.
 
-The platform's fake runs in the measuring process, the gateway and the bot in their own. The number of calls is counted
-at the fakes, and both sides must have the same.
+A quick reply is complete at once. A growing one is streamed, so that the gateway shows typing, a draft and its edits.
+Recall and reviews are off, because the bot has no counterpart and reviews make further model requests. One row has the
+defaults.
+The platform's fake runs in the measuring process, the gateway and the bot in their own. Matrix is a real Synapse behind
+a proxy in the measuring process. The calls are counted at the fakes and the proxy.
 """
 
 from __future__ import annotations
@@ -16,23 +19,46 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote, urlencode
+
+import httpx2
+from msgspec import Struct
 
 from bench.gateway import HIGH_QUOTAS, Gateway, cpu_seconds, model
 from bench.in_process import MESSAGE, temporary_directory
+from bench.matrix import Talker, read_news
 from bench.model_stub import REPLY
 from bench.table import Row, at_most, median, ratio
 from everhold.infra.home import Home
 from everhold.testing.platforms.discord import DiscordServer
-from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse
+from everhold.testing.platforms.loopback import LoopbackRequest, LoopbackResponse, LoopbackServer
 from everhold.testing.platforms.slack import SlackServer
+from everhold.testing.platforms.synapse import SynapseServer
 from everhold.testing.platforms.telegram import TelegramServer
 
-TURNS = 60
+
+class ReplyScenario(Struct, frozen=True):
+    """How the model answers, and how many turns make a round."""
+
+    name: str
+    turns: int
+    stream_seconds: float = 0.0
+    defaults: bool = False
+    """Recall and reviews are on."""
+
+
+SCENARIOS = (
+    ReplyScenario("quick", 60),
+    ReplyScenario("growing", 5, stream_seconds=2.0),
+    ReplyScenario("quick, with recall and reviews,", 60, defaults=True),
+)
 WARM_UP_TURNS = 8
+IDLE_SECONDS = 3.0
+"""How long the cost of an idle process is measured. It is subtracted, because it is no cost of messages."""
+BARE_DEFAULTS = {"recall": {"deadline_seconds": 0}, "review_every_turns": 0}
 MOST = 2.0
-"""How much more CPU a message may cost than the simplest bot with the same calls. The gateway also stores it, and asks
-the model."""
-READ_CALLS = ("getUpdates",)
+"""How much more CPU a message may cost than the simplest bot with the same calls. The gateway also stores it."""
+READ_CALLS = ("getUpdates", "sync")
 """Calls that wait for news. Both sides make them as often as there is news."""
 TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"
 BOT_TOKEN, APP_TOKEN = "xoxb-1-bench", "xapp-1-bench"
@@ -64,10 +90,10 @@ class MeasuredServer:
         """Return whether a bot listens. What was written before belongs to another measurement."""
         raise NotImplementedError
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, scenario: ReplyScenario) -> None:
         while not self.has_listener():  # noqa: ASYNC110 - a fake has no event for it
             await asyncio.sleep(0.05)
-        for _ in range(WARM_UP_TURNS):
+        for _ in range(min(WARM_UP_TURNS, scenario.turns)):
             await self.turn()
 
     async def turn(self) -> None:
@@ -77,8 +103,8 @@ class MeasuredServer:
         while self.list_texts().count(REPLY) == before:
             await self.done.wait()
 
-    def count_calls(self) -> int:
-        return sum(name not in READ_CALLS for name, _ in self.calls)
+    def list_calls(self) -> list[str]:
+        return [name for name, _ in self.calls if name not in READ_CALLS]
 
 
 class MeasuredTelegram(MeasuredServer, TelegramServer):
@@ -148,69 +174,139 @@ class MeasuredSlack(MeasuredServer, SlackServer):
         return bool(self.apps[0].sockets)
 
 
+class MeasuredMatrix(MeasuredServer, LoopbackServer):
+    """A proxy of a real homeserver, which counts the calls."""
+
+    secrets: ClassVar[dict[str, str]]
+    account: ClassVar[dict[str, Any]]
+    synapse: ClassVar[SynapseServer]
+    count: ClassVar = 0
+
+    async def prepare(self) -> None:
+        MeasuredMatrix.count += 1
+        self._http = httpx2.AsyncClient(base_url=self.synapse.url, timeout=60.0)
+        agent = await self.synapse.register_member(f"agent{self.count}")
+        self.account = {"token_env": "BOT", "homeserver": self.url}  # type: ignore[misc]  # of this server
+        self.secrets = {"BOT": agent.token}  # type: ignore[misc]
+        self.bare_token = f"{agent.id},{agent.token}"
+        self._agent = agent
+        self._talker: Talker | None = None
+
+    def name_call(self, request: LoopbackRequest) -> str:
+        if "/send/" in request.path:
+            return "edit message" if "m.new_content" in request.fields else "send message"
+        return next((word for word in ("sync", "typing") if f"/{word}" in request.path), request.path)
+
+    async def answer_call(self, request: LoopbackRequest) -> LoopbackResponse:
+        headers = {k: v for k, v in request.headers.items() if k in ("authorization", "content-type")}
+        target = f"{quote(request.path)}?{urlencode(request.query)}"
+        found = await self._http.request(request.method, target, content=request.body, headers=headers)
+        return LoopbackResponse(found.status_code, found.content, found.headers.get("content-type", ""))
+
+    def has_listener(self) -> bool:
+        return any(name == "sync" for name, _ in self.calls)
+
+    async def turn(self) -> None:
+        if self._talker is None:
+            who = await self.synapse.register_member(f"talker{self._agent.id.strip('@').partition(':')[0]}")
+            await who.__aenter__()
+            since = (await read_news(who, ""))[0]
+            self._talker = Talker(who, await who.create_room(self._agent.id, direct=True), since)
+        await self._talker.turn()
+
+
 SERVERS: dict[str, Callable[[], Any]] = {
     "telegram": MeasuredTelegram,
     "discord": MeasuredDiscord,
     "slack": MeasuredSlack,
+    "matrix": MeasuredMatrix,
 }
 
 
 def platform_cost_rows(rounds: int) -> list[Row]:
     rows: list[Row] = []
     for platform, server in SERVERS.items():
-        with temporary_directory() as directory, model() as url:
-            rows += asyncio.run(_measure_platform(rounds, platform, server, directory, url))
+        for scenario in SCENARIOS:
+            with temporary_directory() as directory, model(scenario.stream_seconds) as url, _open_homeserver(platform):
+                rows += asyncio.run(_measure_platform(rounds, platform, scenario, server, directory, url))
     return rows
 
 
+@contextlib.contextmanager
+def _open_homeserver(platform: str) -> Iterator[None]:
+    if platform != "matrix":
+        yield
+        return
+    with temporary_directory() as directory:
+        MeasuredMatrix.synapse = SynapseServer(directory)
+        MeasuredMatrix.synapse.start()
+        try:
+            yield
+        finally:
+            MeasuredMatrix.synapse.stop()
+
+
 async def _measure_platform(
-    rounds: int, platform: str, make_server: Callable[[], Any], directory: Path, url: str
+    rounds: int, platform: str, scenario: ReplyScenario, make_server: Callable[[], Any], directory: Path, url: str
 ) -> list[Row]:
-    found: dict[str, list[float]] = {name: [] for name in ("wall", "cpu", "bare wall", "bare cpu")}
-    async with make_server() as ours, make_server() as bare:
-        for server in (ours, bare):
-            server.prepare()
-        async with _open_gateway(platform, ours, directory, url) as gateway:
-            await ours.warm_up()
-            steps, calls = await _observe_calls(ours)
-            with _open_bare_bot(platform, bare, steps, url) as bot:
-                await bare.warm_up()
-                assert (await _observe_calls(bare))[1] == calls, "the bot makes other calls"
+    ours, bare = SideCosts(scenario.turns), SideCosts(scenario.turns)
+    async with make_server() as our_server, make_server() as bare_server:
+        for server in (our_server, bare_server):
+            if (preparing := server.prepare()) is not None:
+                await preparing
+        async with _open_gateway(platform, scenario, our_server, directory, url) as gateway:
+            await our_server.warm_up(scenario)
+            steps = await _observe_steps(our_server)
+            with _open_bare_bot(platform, bare_server, steps, url) as bot:
+                await bare_server.warm_up(scenario)
                 for _ in range(rounds):
-                    for name, server, pid in (("", ours, gateway.process.pid), ("bare ", bare, bot.pid)):
-                        cpu, began = cpu_seconds(pid), time.perf_counter()
-                        for _ in range(TURNS):
-                            await server.turn()
-                        found[name + "wall"].append((time.perf_counter() - began) / TURNS)
-                        found[name + "cpu"].append((cpu_seconds(pid) - cpu) / TURNS)
-    return [
-        at_most(
-            f"CPU of a message and its reply on {platform} ({calls} calls: {', '.join(steps)})",
-            median(found["cpu"]) * 1000,
-            "ms",
-            MOST,
-            beside=f"the vendor's client, same calls {median(found['bare cpu']) * 1000:.1f} ms",
-            ratio=ratio(found["cpu"], found["bare cpu"]),
-        ),
-        Row(
-            what=f"the same, wall time on {platform}",
-            value=median(found["wall"]) * 1000,
-            unit="ms",
-            beside=f"the vendor's client, same calls {median(found['bare wall']) * 1000:.1f} ms",
-            ratio=ratio(found["wall"], found["bare wall"]),
-        ),
-    ]
+                    await ours.measure_round(our_server, gateway.process.pid)
+                    await bare.measure_round(bare_server, bot.pid)
+    names = f"{scenario.name} reply on {platform}, {median(ours.calls):.1f} calls ({', '.join(steps)})"
+    beside = f"the vendor's client, {median(bare.calls):.1f} calls"
+    limit = None if scenario.defaults else MOST
+    rows = [_build_row(f"CPU of a {names}", ours.cpu, bare.cpu, beside, limit)]
+    if not scenario.stream_seconds:  # otherwise it is the time that the model takes
+        rows.append(_build_row(f"the same, wall time on {platform}", ours.wall, bare.wall, beside, limit))
+    return rows
 
 
-async def _observe_calls(server: Any) -> tuple[list[str], int]:
-    """Return what a side does for one message, and with how many calls."""
+def _build_row(what: str, ours: list[float], bare: list[float], beside: str, limit: float | None) -> Row:
+    beside = f"{beside} {median(bare) * 1000:.1f} ms"
+    if limit is None:
+        return Row(what=what, value=median(ours) * 1000, unit="ms", beside=beside, ratio=ratio(ours, bare))
+    return at_most(what, median(ours) * 1000, "ms", limit, beside=beside, ratio=ratio(ours, bare))
+
+
+class SideCosts:
+    """The costs of a message on one side, one value per round."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+        self.calls: list[float] = []
+
+    async def measure_round(self, server: Any, pid: int) -> None:
+        cpu = cpu_seconds(pid)
+        await asyncio.sleep(IDLE_SECONDS)
+        per_second = (cpu_seconds(pid) - cpu) / IDLE_SECONDS
+        calls, cpu, began = len(server.list_calls()), cpu_seconds(pid), time.perf_counter()
+        for _ in range(self.turns):
+            await server.turn()
+        wall = time.perf_counter() - began
+        self.cpu.append((cpu_seconds(pid) - cpu - per_second * wall) / self.turns)
+        self.wall.append(wall / self.turns)
+        self.calls.append((len(server.list_calls()) - calls) / self.turns)
+
+
+async def _observe_steps(server: Any) -> list[str]:
+    """Return the calls that the gateway makes for one message."""
     await asyncio.sleep(0.3)  # a call of the last turn may follow its reply
-    before = len(server.calls)
+    before = len(server.list_calls())
     await server.turn()
     await asyncio.sleep(0.3)
-    names = [name for name, _ in server.calls[before:] if name not in READ_CALLS]
-    steps = [step for step in map(_name_step, names) if step]
-    return steps, len(names)
+    return [step for step in map(_name_step, server.list_calls()[before:]) if step]
 
 
 def _name_step(call: str) -> str:
@@ -223,16 +319,21 @@ def _name_step(call: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _open_gateway(platform: str, server: Any, directory: Path, url: str) -> AsyncIterator[Gateway]:
+async def _open_gateway(
+    platform: str, scenario: ReplyScenario, server: Any, directory: Path, url: str
+) -> AsyncIterator[Gateway]:
     home = Home(directory).create()
     home.env.touch(mode=0o600)
     home.env.write_text("".join(f"{name}={value}\n" for name, value in server.secrets.items()))
-    account: ClassVar = {**server.account, "base_url": getattr(server, "base", server.url), "access": {"direct": ["*"]}}
+    account: dict[str, Any] = {"base_url": getattr(server, "base", server.url), **server.account}
+    if "homeserver" in account:
+        del account["base_url"]
+    account["access"] = {"direct": ["*"]}
     endpoint = {"provider": "openai", "base_url": url, "name": "instant", "context_tokens": 12_000}
     config = json.dumps(
         {
             "models": {"instant": endpoint},
-            "defaults": {"model": "instant"},
+            "defaults": {"model": "instant", **({} if scenario.defaults else BARE_DEFAULTS)},
             "quotas": HIGH_QUOTAS,
             "platforms": {platform: {"main": account}},
         }

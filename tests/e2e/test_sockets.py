@@ -37,7 +37,7 @@ async def run_gateway(
 async def model() -> AsyncIterator[ModelServer]:
     async with ModelServer(key=KEY) as server:
         pieces = tuple(LONG[at : at + 60] for at in range(0, len(LONG), 60))
-        server.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.015))
+        server.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.03))
         yield server
 
 

@@ -62,7 +62,6 @@ async def test_an_admitted_person_is_answered(tmp_path: Path, telegram: Telegram
     async with RunningGateway(tmp_path, config(telegram, model), env=ENV) as gateway:
         await telegram.write_message("hello")
         assert await wait_for_replies(gateway, telegram, 1001, 1) == ["You said: [Ada · telegram:1001] hello"]
-        assert telegram.typing, "it was seen to be at work"
         (account,) = gateway.app.describe()["accounts"]
         assert (account["platform"], account["listening"]) == ("telegram", True)
         (session,) = await gateway.app.store.list_sessions()
@@ -79,6 +78,7 @@ async def test_a_reply_is_drafted_in_one_message(tmp_path: Path, telegram: Teleg
         await gateway.wait_until(lambda: telegram.list_bot_texts(1001) == [text])
         (shown,) = [it for it in telegram.list_shown_messages(1001) if it.sender_id != 1001]
         assert shown.edits >= 1, "it was seen to grow, and the final text took its place"
+        assert telegram.typing, "it was seen to be at work"
         await gateway.wait_until_idle()
         await gateway.assert_sound()
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
+from everhold.core.entries import ChatLocation
 from everhold.errors import InDoubt, Refused, Transient
+from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage
 from everhold.ports.store import Change, CommitResult, Step
-from everhold.testing.fakes import FakePlatform
+from everhold.testing.fakes import FakeModel, FakePlatform
 from everhold.testing.gateway import InProcessGateway
 
 from .test_delivery import SlowModel
 
 FULL = "piece by piece it grew"
-HALF = "piece by piece piece by piece piece by piece  …"
+HALF = "piece by piece piece by piece piece by piece piece by piece  …"
 BLIND, PROBE, KEYED = DeliveryGuarantee.BLIND, DeliveryGuarantee.PROBE, DeliveryGuarantee.KEYED
 
 
@@ -30,6 +33,10 @@ class DraftingPlatform(FakePlatform):
         self.visible: dict[str, str] = {}
         """remote id -> its present text."""
         self.first_drafts = 0
+        self.typing = 0
+
+    async def send_typing(self, to: ChatLocation) -> None:
+        self.typing += 1
 
     async def draft(self, out: OutgoingMessage) -> str:
         self.first_drafts += 1
@@ -224,3 +231,41 @@ def test_a_streamed_reply_waits_for_the_disk_as_often_as_before(gateway: InProce
     gateway.run_until_idle(30)
     assert (steps[Step.DRAFT], waits[Step.DRAFT]) == (2, 1), "before it is sent, and the answer without waiting"
     assert waits.total() == 6, "accept, begin, draft, end, delivery.send and delivery.done"
+
+
+class PacedModel(FakeModel):
+    """Streams a long reply in two halves, and needs some seconds for each."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        assert on_text is not None
+        for _ in range(2):
+            on_text("a reply that is long enough to be shown before it is complete ")
+            await asyncio.sleep(self.seconds)
+        return ModelResponse(text="a reply")
+
+
+@pytest.mark.parametrize("seconds, typing, drafts", [(0.0, 0, 0), (0.12, 0, 0), (0.2, 1, 0), (0.3, 1, 1)])
+def test_a_reply_that_is_soon_complete_is_sent_once(
+    gateway: InProcessGateway, seconds: float, typing: int, drafts: int
+) -> None:
+    platform = use_drafts(gateway, BLIND)
+    gateway.runtimes.model = PacedModel(seconds)
+    gateway.send_message("write", rest=False)
+    gateway.run_until_idle(30)
+    assert list(platform.visible.values()) == ["a reply"]
+    assert (platform.typing, platform.first_drafts) == (typing, drafts)
+    gateway.assert_sound()
+
+
+def test_an_interval_passes_between_a_draft_and_its_first_edit(gateway: InProcessGateway) -> None:
+    platform = use_drafts(gateway, BLIND)
+    gateway.send_message("write", rest=False)
+    gateway.pass_time(2.2)
+    assert list(platform.visible.values()) == [HALF], "shown 0.5 s after it was long enough, which took 1.0 s"
+    gateway.pass_time(0.6)
+    assert list(platform.visible.values()) != [HALF]
+    gateway.run_until_idle(30)

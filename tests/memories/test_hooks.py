@@ -199,6 +199,9 @@ def test_an_invalid_result_of_store_is_in_doubt_and_named(gateway: InProcessGate
     [
         None, 7, "text", {"a": 1}, [None], ["text"], [MemoryHit(text=7)],  # type: ignore[arg-type]
         [MemoryHit(text="x", score=float("nan"))],
+        [MemoryHit(text="x", score=True)],
+        [MemoryHit(text="x", score=1.0, seq=1 << 63)],
+        [MemoryHit(text="x", score=1.0, origin=None)],  # type: ignore[arg-type]
         [MemoryHit(text="x", at="soon")],  # type: ignore[arg-type]
         [MemoryHit(text="x", author=None)],  # type: ignore[arg-type]
     ],

@@ -187,7 +187,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[FaultyPlatform]:
 def answer(received: ReceivedModelRequest) -> ModelServerStep:
     """Stream an answer that names the last message, so that a kill meets a growing reply."""
     said = [message["content"] for message in received.json["messages"] if message["role"] == "user"]
-    return ModelServerReply(text=f"noted up to: {said[-1]} {FILLER}{END}", pause_seconds=0.05)
+    return ModelServerReply(text=f"noted up to: {said[-1]} {FILLER}{END}", pause_seconds=0.1)
 
 
 @pytest.fixture

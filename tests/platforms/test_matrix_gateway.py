@@ -74,7 +74,7 @@ async def test_a_stranger_gets_a_code_and_is_admitted(tmp_path: Path, scenario: 
 
 async def test_a_known_person_gets_a_draft_and_a_reply_in_parts(tmp_path: Path, scenario: MatrixScenario) -> None:
     pieces = tuple(LONG[at : at + 400] for at in range(0, len(LONG), 400))
-    scenario.model.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.02))
+    scenario.model.add_steps(ModelServerReply(text=LONG, pieces=pieces, pause_seconds=0.04))
     async with RunningGateway(tmp_path, scenario.config(direct=["ada"]), env=scenario.env) as gateway:
         room = await scenario.ada.create_room(scenario.agent.id, direct=True)
         await scenario.ada.send_text(room, "tell me a story")

@@ -6,6 +6,7 @@ fact about the sender, or an approval. A model reads each message so that no lin
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -200,6 +201,7 @@ def describe_name(piece: TextPiece) -> str:
     return f"{who} called {name}" if name else ""
 
 
+@functools.lru_cache(maxsize=1024)
 def clean_label(label: str) -> str:
     """Return a name on one line, without invisible characters and without the marks of a speaker line."""
     visible = "".join(char for char in label if unicodedata.category(char) not in ("Cf", "Cs", "Co"))

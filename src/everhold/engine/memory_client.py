@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -354,25 +355,32 @@ class MemoryClient:
 _HIT_REMEDY: Final = "its author should return a list of MemoryHit"
 
 
+MAX_INTEGER: Final = (1 << 63) - 1
+"""A larger one cannot be stored."""
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    kind = type(value)
+    if kind is int:
+        return -MAX_INTEGER <= value <= MAX_INTEGER  # type: ignore[operator]  # it is one
+    if kind is not float and (kind is bool or not isinstance(value, int | float)):
+        return False
+    return math.isfinite(value)  # type: ignore[arg-type]  # it is one
+
+
+_read_hit_texts: Final[Callable[[MemoryHit], tuple[object, ...]]] = operator.attrgetter(
+    "text", "session", "person", "key", "author", "kind", "origin", "remote_id"
+)
+HIT_TEXT_TYPES: Final = [str] * 8
 
 
 def _is_well_typed(item: MemoryHit) -> bool:
     """Return whether all fields have the declared types."""
-    texts: tuple[object, ...] = (
-        item.text,
-        item.session,
-        item.person,
-        item.key,
-        item.author,
-        item.kind,
-        item.origin,
-        item.remote_id,
-    )
-    for text in texts:
-        if not isinstance(text, str):
-            return False
+    # one comparison for the usual case, because a search has many hits
+    if list(map(type, _read_hit_texts(item))) != HIT_TEXT_TYPES and not all(
+        isinstance(text, str) for text in _read_hit_texts(item)
+    ):
+        return False
     return _is_number(item.score) and _is_number(item.at) and _is_number(item.seq)
 
 

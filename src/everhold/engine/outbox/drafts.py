@@ -29,6 +29,9 @@ DRAFT_DEADLINE_SECONDS: Final = 10.0
 EDIT_INTERVAL_SECONDS: Final = 1.0
 """How often a visible draft is updated, because platforms limit edits."""
 MIN_FIRST_CHARS: Final = 40
+FIRST_DRAFT_DELAY_SECONDS: Final = 0.5
+"""How long a reply grows before it is shown. A reply that is complete by then is sent once instead of sent and edited.
+"""
 
 CUT_OUTCOMES: Final = frozenset({"stopped", "interrupted"})
 """Outcomes after which the draft stays as it is. A failed turn replaces it by a notice."""
@@ -37,6 +40,8 @@ STOPPED_SUFFIX: Final = " … (stopped)"
 
 TYPING_INTERVAL_SECONDS: Final = 4.0
 """How often the typing indicator is sent. Platforms show it for about five seconds."""
+TYPING_DELAY_SECONDS: Final = 0.3
+"""How long a turn runs before it is shown. The reply of a shorter turn needs no announcement."""
 
 
 @contextlib.contextmanager
@@ -49,6 +54,7 @@ def show_typing(gates: Gates, runtimes: AgentRuntimes, place: ChatLocation | Non
     shown = functools.partial(platform.send_typing, place)
 
     async def show() -> None:
+        await gates.sleep(TYPING_DELAY_SECONDS)
         while True:
             with contextlib.suppress(EverholdError):
                 await deliver_outside("typing", shown, gates, deadline=TYPING_INTERVAL_SECONDS)
@@ -126,6 +132,10 @@ class ReplyDraft:
 
     async def _run(self) -> None:
         try:
+            await self.gates.sleep(FIRST_DRAFT_DELAY_SECONDS, wakeup=self._wakeup)
+            if self._closing:
+                return
+            self._wakeup.clear()
             # Deliver earlier replies first, because a draft must not appear above an earlier reply.
             cursor = await self.gates.store.get_cursor(place_consumer(self.place), self.claim.session)
             if cursor is not None and (cursor.since is not None or cursor.in_flight is not None):
