@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ class ForgettingHome(GatewayProcess):
     stores = ("mem0", "supermemory", "honcho")
 
     def __init__(self, path: Path, services: MemoryServices, model: ModelServer, *, people: int, seed: int) -> None:
-        patient = {"deadline_seconds": 30.0}  # the machine may be busy
+        patient: Any = {"deadline_seconds": 30.0}  # the machine may be busy
         agent = {"tools": ["session_search"], "memories": ["builtin", *self.stores]}
         config = json.loads(services.config(*self.stores, agent=agent, **dict.fromkeys(self.stores, patient)))
         config |= {"models": {"fake": make_model_section(model.openai)}}
