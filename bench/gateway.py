@@ -68,7 +68,7 @@ TEAM = "agents:\n" + "".join(f"  agent{number}: {{persona: You are number {numbe
 @contextlib.contextmanager
 def model(stream_seconds: float = 0.0) -> Iterator[str]:
     """Start a model server in its own process; yield its URL. It answers immediately, or streams for some seconds."""
-    command = [sys.executable, HERE / "model_stub.py", str(stream_seconds)]
+    command = [sys.executable, str(HERE / "model_stub.py"), str(stream_seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
