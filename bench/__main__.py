@@ -91,8 +91,12 @@ Absolute numbers apply to this machine only.
   within an hour. hermes-agent's gateway class runs with an adapter in memory, so its turns include no HTTP request. Its
   session has as many messages as the everhold session has entries.
 - **Accept in process**: each of many callers has a session, and sends the next message when the last one was accepted.
-- **Telegram**: a stateful fake of the Bot API in the measuring process, and `everhold up` in its own. A reply includes
-  typing, a draft and edits. The bare bot is the vendor's client in a loop.
+- **Telegram**: a stateful fake of the Bot API in the measuring process, and `everhold up` in its own. The bare bot is
+  the vendor's client in a loop.
+- **Quick and growing replies**: the gateway and a bot with the vendor's client, each in its own process, with as many
+  calls. A quick reply is complete at once; a growing one is streamed for two seconds. Both make the same model request,
+  with the same system prompt, tools and a history of the same length, and both run on the same event loop. The cost of
+  the idle process is subtracted. Recall and reviews are off, except in one row.
 - **Audit**: each turn of the store has five recalled entries, two receipts and three bookings. The audit runs in a
   process of its own. Its memory grows with the longest session, not with the store.
 - **Drained**: the gateway of the turn rows, in a process of its own, with a context of 100,000 tokens.

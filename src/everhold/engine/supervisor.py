@@ -229,10 +229,11 @@ class WorkerSupervisor:
             del self.reserved_by_cursor[name]
 
     def _is_full(self, consumer: str) -> bool:
-        promised = self.reserved_by_consumer
+        promised, running = self.reserved_by_consumer, self.workers_by_consumer
         return (
-            len(self.tasks) + promised.total() >= self.max_workers
-            or self.workers_by_consumer[consumer] + promised[consumer] >= self.max_workers_per_consumer
+            len(self.tasks) + sum(promised.values()) >= self.max_workers
+            # not by [], which is slow for a missing one
+            or running.get(consumer, 0) + promised.get(consumer, 0) >= self.max_workers_per_consumer
         )
 
     async def keep_renewing_leases(self) -> None:

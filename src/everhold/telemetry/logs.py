@@ -206,12 +206,16 @@ def render_text(line: LogLine) -> str:
     return f"{line.at} {line.level:<7} {line.event}{fields}{trace}"
 
 
+_encode_compact: Final = json.JSONEncoder(separators=(",", ":")).encode
+"""As `json.dumps`, which makes an encoder for every call with separators."""
+
+
 def _render_value(value: object) -> str:
     """Render a value as one word. Ambiguous text is quoted, so that a message cannot forge a line or a field."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
-        return json.dumps(value, separators=(",", ":"))
+        return _encode_compact(value)
     plain = bool(value) and value.isprintable() and _NEEDS_QUOTES.search(value) is None
     return value if plain else json.dumps(value, ensure_ascii=not value.isprintable())
 
