@@ -7,13 +7,12 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from bench import peers
 from everhold.errors import Transient
 from everhold.ports.memory import MemoryCapability, MemoryScope, SessionSwitch
 from everhold.ports.tool import ToolContext
@@ -26,24 +25,16 @@ from tests.waiting import wait_until
 from .harness import NAME, STAMP, HermesPluginHarness, make_batch, make_exchange, make_note, make_query
 
 BUNDLED = ("byterover", "hindsight", "holographic", "honcho", "mem0", "openviking", "retaindb", "supermemory")
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one."""
+def python() -> Path:
+    """Return an interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one. It is installed once."""
     if given := os.environ.get("EVERHOLD_HERMES_PYTHON"):
         return Path(given)
-    directory = tmp_path_factory.mktemp("hermes-agent")
-    venv.create(directory, with_pip=True)
-    python = directory / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     clients = ("honcho-ai", "hindsight-client", "mem0ai", "supermemory==3.50.0")
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0", *clients],
-        check=True,
-        timeout=800,
-    )
-    return python
+    return peers.install(peers.HERE / ".venv-hermes-clients", ("hermes-agent==0.19.0", *clients))
 
 
 def find_plugin(python: Path, name: str) -> str:
