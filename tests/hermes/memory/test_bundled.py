@@ -60,11 +60,16 @@ async def test_honcho_loses_nothing_while_it_initialises(tmp_path: Path, python:
         harness.home.mkdir()
         known = {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w", "peerName": "ada"}
         (harness.home / "honcho.json").write_text(json.dumps(known))
-        async with harness.open(path=find_plugin(python, "honcho"), python=str(python)) as plugin:
+        async with harness.open(path=find_plugin(python, "honcho"), python=str(python), deadline_seconds=600) as plugin:
             for number in range(6):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
-        said = [row["content"] for row in service.state.messages if row["content"] != "I see."]
-    assert said == [f"turn {number}" for number in range(6)]
+            # it sends in the background, and drops what is unsent some seconds after the shutdown
+            await wait_until(lambda: len(list_said(service)) >= 6)
+        assert list_said(service) == [f"turn {number}" for number in range(6)]
+
+
+def list_said(service: HonchoService) -> list[str]:
+    return [row["content"] for row in service.state.messages if row["content"] != "I see."]
 
 
 async def test_hindsight_stores_what_it_receives(tmp_path: Path, python: Path) -> None:
@@ -73,7 +78,9 @@ async def test_hindsight_stores_what_it_receives(tmp_path: Path, python: Path) -
         (harness.home / "hindsight").mkdir(parents=True)
         known = {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"}
         (harness.home / "hindsight" / "config.json").write_text(json.dumps(known))
-        async with harness.open(path=find_plugin(python, "hindsight"), python=str(python)) as plugin:
+        async with harness.open(
+            path=find_plugin(python, "hindsight"), python=str(python), deadline_seconds=600
+        ) as plugin:
             for number in range(4):
                 await plugin.store(make_batch(make_exchange(f"turn {number}", key=str(number))))
 
