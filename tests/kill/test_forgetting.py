@@ -65,9 +65,10 @@ class ForgettingHome(GatewayProcess):
     stores = ("mem0", "supermemory", "honcho")
 
     def __init__(self, path: Path, services: MemoryServices, model: ModelServer, *, people: int, seed: int) -> None:
-        patient: Any = {"deadline_seconds": 30.0}  # the machine may be busy
+        # the machine may be busy
+        patience: dict[str, Any] = {name: {"deadline_seconds": 30.0} for name in self.stores}
         agent = {"tools": ["session_search"], "memories": ["builtin", *self.stores]}
-        config = json.loads(services.config(*self.stores, agent=agent, **dict.fromkeys(self.stores, patient)))
+        config = json.loads(services.config(*self.stores, agent=agent, **patience))
         config |= {"models": {"fake": make_model_section(model.openai)}}
         config["defaults"]["model"] = "fake"
         super().__init__(path, json.dumps(config))

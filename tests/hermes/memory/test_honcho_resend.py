@@ -14,7 +14,7 @@ from everhold.testing.services.honcho import HonchoService
 from .harness import HermesPluginHarness, make_batch, make_exchange, make_note
 from .test_bundled import find_plugin, python as python
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 THINGS = ("kettle", "bicycle", "violin", "umbrella", "lantern", "compass", "hammock", "telescope")
 TALK = [f"My old {thing} is kept in the cellar next to shelf number {n}" for n, thing in enumerate(THINGS)]
 

@@ -15,7 +15,7 @@ PACKAGES = ("luminary-memory", "harness-memory-hermes", "yantrikdb-hermes-plugin
 FOLDERS = ("harnessmemory", "yantrikdb_hermes_plugin")
 """Plug-ins that are a directory to be copied into hermes-agent's plug-ins; the others have an entry point."""
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("third-parties")
     venv.create(directory, with_pip=True)
     python = directory / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True, timeout=800)
+    subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
     return python
 
 
