@@ -203,7 +203,7 @@ async def test_an_open_stream_shows_nothing_more_after_an_unlink(gateway: ApiGat
         assert (await boss.post("/api/people/link", json=linked)).status_code == 200
         async with listen_to_events(as_(ADA), f"/api/events?session={session}{query}") as events:
             await write("second")
-            seen: list[object] = []
+            seen: list[StreamEvent] = []
             async with asyncio.timeout(LIMIT_SECONDS):
                 while "second" not in str(seen):
                     seen.append(await anext(events))

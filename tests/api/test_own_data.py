@@ -15,6 +15,7 @@ from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ADA, BOB, OPERATOR, SECRETS, ApiGateway, configuration
 
 SERVICE = "service-token-0123456789abcdef0123456789abcdef"
+OTHER_SERVICE = "other-service-token-0123456789abcdef0123456789ab"
 SCOPED = "scoped-token-0123456789abcdef0123456789abcdef0"
 TOKENS = """\
 http:
@@ -24,6 +25,7 @@ http:
     - {name: laptop, token_env: TOKEN_ADA, person: ada}
     - {name: bob, token_env: TOKEN_BOB, person: bob}
     - {name: shop, token_env: TOKEN_SHOP, role: service}
+    - {name: shop2, token_env: TOKEN_SHOP2, role: service}
     - {name: scoped, token_env: TOKEN_SCOPED, person: ada, agents: [coder]}
 people:
   - {name: ada, identities: ["telegram:1001"]}
@@ -35,7 +37,7 @@ people:
 async def gateway(tmp_path: Path, model: ModelServer) -> AsyncIterator[ApiGateway]:
     made = ApiGateway(tmp_path, model)
     made.configure(configuration(model.openai, more=TOKENS))
-    made.home.env.write_text(f"{SECRETS}TOKEN_SHOP={SERVICE}\nTOKEN_SCOPED={SCOPED}\n")
+    made.home.env.write_text(f"{SECRETS}TOKEN_SHOP={SERVICE}\nTOKEN_SHOP2={OTHER_SERVICE}\nTOKEN_SCOPED={SCOPED}\n")
     yield await made.start()
     await made.stop()
 
@@ -94,6 +96,15 @@ async def test_a_member_is_forgotten_only_after_a_confirmation(gateway: ApiGatew
         recorded = (await client.get("/api/memory/erasures")).json()["erasures"]
     assert [(it["by"], it["identities"]) for it in recorded] == [("person:http:ada", done["names"])]
     assert "forgetting.requested by=token:laptop" in gateway.log.getvalue()
+
+
+async def test_a_service_sees_no_users_of_one_with_a_longer_name(gateway: ApiGateway) -> None:
+    own = await say(gateway, SERVICE, "an order", person="ada")
+    other = await say(gateway, OTHER_SERVICE, "another order", person="ada")
+    for token, seen, unseen in ((SERVICE, own, other), (OTHER_SERVICE, other, own)):
+        async with gateway.client(token) as client:
+            assert (await client.get(f"/api/sessions/{seen}")).status_code == 200
+            assert (await client.get(f"/api/sessions/{unseen}")).status_code == 404
 
 
 async def test_a_user_of_a_service_is_forgotten_alone(gateway: ApiGateway) -> None:

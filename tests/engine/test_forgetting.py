@@ -14,6 +14,7 @@ from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.core import memory_naming
 from everhold.core.entries import Attachment, Heard, Said, TextPiece
+from everhold.core.erasure import PersonErasure
 from everhold.core.people import IdentityProof, PeoplePlanner
 from everhold.engine.state_updates import update_people
 from everhold.errors import Refused, Transient
@@ -247,6 +248,19 @@ class TestForgetting:
         gateway.run(gateway.store.commit(Change(step=Step.STATE, session="", at=now, state_writes=writes)))
         gateway.run(forgetful.resume_erasures())
         assert gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE)) == left
+
+    def test_schedules_made_since_are_kept_when_a_forgetting_begins_again(self, gateway: InProcessGateway) -> None:
+        """The person came back before the store was restored from before the forgetting."""
+        gateway.send_message("/schedule daily 09:00 the old one")
+        gateway.pass_time(5.0)
+        admin = memory(gateway)
+        position = gateway.run(gateway.store.last_pos())
+        admin.records.file_begin(PersonErasure(identities=("ada",), at=gateway.clock.now(), upto_pos=position))
+        gateway.pass_time(5.0)
+        gateway.send_message("/schedule daily 09:00 the new one")
+        gateway.run(admin.resume_erasures(restored=True))
+        (kept,) = gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE))
+        assert "the new one" in kept.value
 
     def test_an_index_of_an_unused_memory_is_erased_too(self, gateway: InProcessGateway) -> None:
         index = builtin(gateway)

@@ -132,6 +132,17 @@ def test_a_message_that_was_not_answered_because_of_an_unlink_is_not_shown_to_th
     assert WORD not in str(gateway.runtimes.model.requests[asked:])
 
 
+def test_a_message_that_was_held_during_an_unlink_goes_to_its_own_session(gateway: InProcessGateway) -> None:
+    """Its files were downloaded meanwhile. It was admitted before the unlink, and is accepted after it."""
+    scenario = PeopleScenario(gateway)
+    theirs = lead_both_into_one_session(gateway, scenario)
+    held = gateway.make_message("see the picture", who=DISCORD, chat="d")
+    decision = gateway.admit(held)
+    scenario.unlink(DISCORD)
+    assert gateway.process is not None
+    assert gateway.run(gateway.process.accept.release(held, decision)).session != theirs
+
+
 def test_a_link_and_an_unlink_of_others_leave_the_context_alone(gateway: InProcessGateway) -> None:
     scenario = PeopleScenario(gateway)
     session = gateway.send_message("my own word is papaya4712", who=TELEGRAM, chat="t").session

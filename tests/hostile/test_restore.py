@@ -175,3 +175,37 @@ def test_a_planted_trigger_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     db = sqlite3.connect(home.store)
     assert db.execute("select count(*) from sqlite_master where type = 'trigger'").fetchone() == (1,)
     db.close()
+
+
+# -- the erasures file beside the copy ---------------------------------------------------------------------------------
+
+USABLE_LINES = (
+    b'{"session":"s","seqs":[1],"seals":["00"],"at":1.0}',
+    b'{"session":"","seqs":[],"forget":["telegram:1"],"at":1.0,"done":true}',
+)
+UNUSABLE_LINES = (
+    b"\x00\xff", b"[]", b"{}", b'{"session":"s"}', b'{"session":"s","seqs":[0],"at":1.0}',
+    b'{"session":1,"seqs":[1],"at":1}',
+    b'{"session":"s","seqs":[1,2],"seals":["00"],"at":1.0}', b'{"session":"","seqs":[],"forget":["a:1"],"at":1.0}',
+    b'{"session":"","seqs":[],"forget":"a:1","at":1.0,"done":true}', b'{"session":"s","seqs":[-1],"at":1.0}',
+    b'{"session":"","seqs":[],"forget":["a:1"],"since":{"a:1":"x"},"at":1.0,"done":false}', b"[" * 100_000,
+)  # fmt: skip
+
+
+def test_only_usable_lines_of_an_erasures_file_are_taken_over(tmp_path: Path) -> None:
+    home, copy = build_home(tmp_path)
+    home.erasures.write_bytes(USABLE_LINES[0])  # without an end of line, as a power cut leaves it
+    (tmp_path / "erasures.log").write_bytes(b"\n".join((*UNUSABLE_LINES, *USABLE_LINES, *USABLE_LINES)))
+    restore(home, copy)
+    assert home.erasures.read_bytes().splitlines() == list(USABLE_LINES)
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_folder])
+def test_an_erasures_file_that_is_no_file_is_refused_by_name(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    home, copy = build_home(tmp_path)
+    before = fingerprint_files(home.path)
+    (tmp_path / "erasures.log").touch()
+    make(tmp_path / "erasures.log")
+    with pytest.raises(StoreError, match=r"erasures.log is not a file"):
+        restore(home, copy)
+    assert fingerprint_files(home.path) == before

@@ -322,6 +322,16 @@ async def test_two_identities_are_linked_once_both_have_confirmed(harness: Ingre
     assert (await harness.send_and_read("me again", sender="55", platform="other")).stamp.person == "other:55"
 
 
+async def test_a_link_does_not_begin_where_others_read_the_code(harness: IngressHarness) -> None:
+    for text in ("/link", "/link AAAA-BBBB"):
+        heard = await harness.send_and_read(text, chat="room", addressed=True)
+        assert heard.command is not None
+        assert heard.command.name == "link", "the command worker refuses it"
+    await harness.read_notices()
+    assert not await harness.store.list_state_records(StateNamespace.IDENTITY_LINK)
+    assert not harness.fake.shown_messages
+
+
 async def test_only_the_identity_that_began_a_link_can_confirm_it(harness: IngressHarness) -> None:
     first = code_in(await said(harness, "/link"))
     await harness.send_message(f"/link {first}", sender="55", platform="other")

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
 
+from everhold.core.erasure import is_erasure_line
 from everhold.errors import EverholdError, InvalidRequest, NotFound, StoreDamaged, StoreError
-from everhold.infra.home import Home
+from everhold.infra.home import Home, add_missing_lines
 from everhold.ports.clock import RandomSource
 from everhold.stores.sqlite import connect, increments, migrate, rebuild, watermark
 from everhold.stores.sqlite.backup import StoreCopy, inspect_copy, read_last_seqs
@@ -276,6 +277,8 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
     migrate.check_disk_space(home.path, sizes)
     for leftover in home.path.glob(new.name + "*"):
         leftover.unlink()
+    # the home may be a new one, which does not know what was erased after the copy was made
+    add_missing_lines(what.source.with_name(home.erasures.name), home.erasures, is_valid=is_erasure_line)
     reached = read_last_seqs(home.store)
     set_aside = _set_current_aside(home, what, now=now)
     _copy_store(what.source, new)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct, structs
+import msgspec
+from msgspec import Meta, Struct, structs
 
 from everhold.core.entries import Began, Entry, EntryKind, StoredRecord, Took
 from everhold.core.exchange import build_exchange_key, build_note_key
@@ -399,3 +400,26 @@ def is_concerned(erasure: PersonErasure, audience: Collection[str]) -> bool:
     """Return whether a memory may have concluded something for this audience from what is being erased."""
     members = {f"person:{identity}" for identity in erasure.identities}.union(*erasure.audiences)
     return not members.isdisjoint(audience)
+
+
+class _ErasureLine(Struct, frozen=True):
+    """A line of an erasures file: erased entries of a session, or a person who is forgotten."""
+
+    session: str
+    seqs: tuple[Annotated[int, Meta(ge=1)], ...]
+    at: float
+    seals: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+    since: dict[str, float] = {}
+    done: bool | None = None
+
+
+def is_erasure_line(text: bytes) -> bool:
+    """Return whether a line of an erasures file from elsewhere can be used."""
+    try:
+        line = msgspec.json.decode(text, type=_ErasureLine)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    if line.forget:
+        return line.done is not None and not line.seqs
+    return not line.seals or len(line.seals) == len(line.seqs)

@@ -20,6 +20,8 @@ DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 MAX_READ_BYTES: Final = 1 << 20
 """The size of the largest configuration file."""
+MAX_LINES_BYTES: Final = 256 << 20
+"""The size of the largest file of lines."""
 
 _FULL_DISK_ERRNOS: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _HOME_ID: Final = re.compile(rb"[0-9a-f]{32}\n?")
@@ -274,17 +276,25 @@ def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None
             os.close(directory)
 
 
-def add_missing_lines(source: Path, target: Path) -> int:
-    """Add to a file those lines of another one that it does not have. Return how many were added."""
-    if not source.exists() or source == target:
+def add_missing_lines(source: Path, target: Path, *, is_valid: Callable[[bytes], bool] = bool) -> int:
+    """Add to a file those valid lines of another one that it does not have. Return how many were added."""
+    if source == target:
         return 0
-    known = target.read_bytes() if target.exists() else b""
-    present = set(known.splitlines())
-    missing = [line for line in dict.fromkeys(source.read_bytes().splitlines()) if line.strip() and line not in present]
+    present = set(_read_lines(target))
+    missing = [it for it in dict.fromkeys(_read_lines(source)) if it.strip() and it not in present and is_valid(it)]
     if missing:
+        known = target.read_bytes() if target.exists() else b""
         ended = known if not known or known.endswith(b"\n") else known + b"\n"
         write_file(target, ended + b"".join(line + b"\n" for line in missing))
     return len(missing)
+
+
+def _read_lines(path: Path) -> list[bytes]:
+    try:
+        return (read_file(path, limit=MAX_LINES_BYTES) or b"").splitlines()
+    except ConfigError as error:
+        reason = "; ".join(problem.message for problem in error.problems)
+        raise StoreError(f"{path} {reason}", remedy="nothing was changed; move it away, then try again") from error
 
 
 def append_line(path: Path, data: bytes) -> None:

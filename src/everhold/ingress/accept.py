@@ -159,8 +159,10 @@ class MessageAcceptor:
         self, incoming: IncomingMessage, admission: AdmissionDecision, *, more_bytes: int = 0
     ) -> AcceptResult:
         """Accept a message that was held, with the decision that was made then. No quota refuses it any more.
-        `more_bytes` were not known when it was held, and are charged now."""
+        `more_bytes` were not known when it was held, and are charged now. An identity may have been unlinked since, so
+        its session is looked up again."""
         incoming = sanitize_ids(incoming)
+        admission = structs.replace(admission, people_version=(await self.gates.store.get_people()).version)
         charge = self.quotas.find_charge(incoming, admission) if self.quotas is not None else None
         result = await self._commit_repeatedly(incoming, admission, charge=charge, is_held=True)
         if charge is not None and self.quotas is not None and more_bytes > 0 and result.outcome == "accepted":

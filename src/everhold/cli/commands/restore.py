@@ -14,7 +14,7 @@ from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line, format_time
 from everhold.config import ConfigError, Settings, parse_settings
 from everhold.errors import HomeBusy
-from everhold.infra.home import Home, add_missing_lines
+from everhold.infra.home import Home
 from everhold.infra.home_lock import HomeLock
 from everhold.telemetry.logs import open_log
 
@@ -27,8 +27,6 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
         what = backups.plan_restore(home, source=args.source, at=args.at, directory=directory)
         result = backups.render_restore_plan(what)
         if args.yes:
-            for place in dict.fromkeys((directory, what.source.parent)):
-                add_missing_lines(place / home.erasures.name, home.erasures)  # the home may be a new one
             done = backups.restore_store(home, what, now=now, chance=SystemRandomSource())
             result |= {
                 "restored": True,

@@ -18,7 +18,7 @@ from everhold.core.entries import (
     Heard,
 )
 from everhold.core.inbox import BeginTurn, decide_next_step, list_pending_messages
-from everhold.core.people import PERSON_MEMBER
+from everhold.core.people import PERSON_MEMBER, PeopleDirectory
 from everhold.engine import effects
 from everhold.engine.agent_runtime import AgentRuntime
 from everhold.engine.compression.worker import CompressionOutcome, SessionCompressor
@@ -87,7 +87,9 @@ class TurnWorker:
         """Begin a turn and work on it; return whether to check for more messages."""
         session = glance.session
         seen = await self.context.contexts.load_current(self.store, glance)
-        if await self._has_parted_words(session, seen.context, [it for it in glance.pending if it.seq in takes]):
+        people = await self.store.get_people()
+        asking = [entry for entry in glance.pending if entry.seq in takes]
+        if await self._has_parted_words(session, seen.context, asking, people):
             await self._start_fresh_context(session, runtime)
             return True
         used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
@@ -112,7 +114,6 @@ class TurnWorker:
             if seen.context.compression is not None and seen.context.compression.session == session.id
             else 0
         )
-        people = await self.store.get_people()
         began = Began(
             type="turn",
             takes=takes,
@@ -136,11 +137,12 @@ class TurnWorker:
         )
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left, people=people)
 
-    async def _has_parted_words(self, session: Session, view: SessionContext, asking: Sequence[Entry]) -> bool:
+    async def _has_parted_words(
+        self, session: Session, view: SessionContext, asking: Sequence[Entry], people: PeopleDirectory
+    ) -> bool:
         """Return whether the context shows words of an identity that was unlinked since from the person who asks. Both
         wrote into this session while they were one person.
         """
-        people = await self.store.get_people()
         senders = {entry.author.removeprefix(PERSON_MEMBER) for entry in asking}
         parted = [identity for identity in senders if people.has_parted_since(identity)]
         if not parted or await is_foreign_session(self.store, session, people, parted):
