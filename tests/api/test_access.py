@@ -286,6 +286,9 @@ async def test_a_member_sees_and_deletes_their_own_schedules(gateway: ApiGateway
         (other,) = (await bob.get("/api/schedules")).json()["schedules"]
         assert {it["id"] for it in (await boss.get("/api/schedules")).json()["schedules"]} == {own["id"], other["id"]}
         assert (await ada.post(f"/api/schedules/{other['id']}/delete", json={})).status_code == 404
+        async with gateway.client(CODER) as coding:  # an operator of another agent
+            assert (await coding.get("/api/schedules")).json()["schedules"] == []
+            assert (await coding.post(f"/api/schedules/{own['id']}/delete", json={})).status_code == 404
         assert (await ada.post(f"/api/schedules/{own['id']}/delete", json={})).status_code == 200
         assert (await ada.get("/api/schedules")).json()["schedules"] == []
         assert len((await boss.get("/api/schedules")).json()["schedules"]) == 1
