@@ -339,7 +339,9 @@ async def test_only_the_identity_that_began_a_link_can_confirm_it(harness: Ingre
     second = code_in(harness.other.shown_messages[-1].text)
     await harness.send_message(f"/link {second}", sender="7")
     await harness.send_message(f"/link {second}", sender="55", platform="other")
-    assert (await harness.store.get_people()).find_label("other:55") == ""
+    people = await harness.store.get_people()
+    assert people.find_label("other:55") == ""
+    assert not people.is_same_person("fake:7", "other:55"), "nor does the code link whoever sends it"
 
 
 async def test_an_identity_cannot_be_linked_by_another_person(harness: IngressHarness) -> None:
