@@ -32,5 +32,5 @@ async def test_increments_go_on_while_full_backups_fail(tmp_path: Path) -> None:
         await t.send_and_wait("after")
         last = await t.app.store.last_pos()
         await t.wait_until(lambda: any(it.upto_pos >= last for it in list_increments(copies)))
-        assert "no room for a whole copy" in t.app.backup_problem
+        await t.wait_until(lambda: "no room for a whole copy" in t.app.backup_problem)
         assert max(it.pos for it in list_backups(copies)) < last
