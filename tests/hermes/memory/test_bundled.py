@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -26,6 +25,8 @@ from .harness import NAME, STAMP, HermesPluginHarness, make_batch, make_exchange
 
 BUNDLED = ("byterover", "hindsight", "holographic", "honcho", "mem0", "openviking", "retaindb", "supermemory")
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
+PLUGIN_SECONDS = 600.0
+"""A safety net. A plug-in loads its client in the background, which takes minutes on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -144,31 +145,34 @@ async def test_a_plugin_runs_through_its_whole_life_cycle(tmp_path: Path, python
         def kept(count: int) -> bool:
             return all(any(text in one for one in list_stored_texts(service)) for text in TALK[:count])
 
-        settings = {"path": find_plugin(python, name), "python": str(python), "deadline_seconds": 120}
+        settings = {"path": find_plugin(python, name), "python": str(python), "deadline_seconds": 600}
         async with harness.open(**settings) as plugin:
             for number, text in enumerate(TALK[:2]):
                 await plugin.store(make_batch(make_exchange(text, key=str(number))))
-            await wait_until(lambda: kept(2))
-            recalled = ""
-            for _ in range(60):  # most prepare it after the previous turn
-                recalled += "".join(it.text for it in await plugin.find(make_query("When does the train leave?")))
-                if "Vienna" in recalled:
-                    break
-                await asyncio.sleep(0.5)
-            assert "Vienna" in recalled or name == "honcho", "which recalls what it derived, and derives nothing here"
+            await wait_until(lambda: kept(2), seconds=PLUGIN_SECONDS)
+
+            async def is_recalled() -> bool:  # most prepare it after the previous turn
+                found = await plugin.find(make_query("When does the train leave?"))
+                return any("Vienna" in it.text for it in found)
+
+            if name != "honcho":  # which recalls what it derived, and derives nothing here
+                await wait_until(is_recalled, seconds=PLUGIN_SECONDS)
         async with harness.open(**settings) as plugin:  # its capabilities are known by now
             tools = {tool.spec.name: tool for tool in plugin.tools()}
             tool, arguments = ASKS[name]
-            answer = await tools[tool].run(arguments, context)
-            assert not answer.error, answer.text
-            assert "Mimi" in answer.text
+
+            async def is_found() -> bool:  # honcho's refuses until it has its session
+                answer = await tools[tool].run(arguments, context)
+                return not answer.error and "Mimi" in answer.text
+
+            await wait_until(is_found, seconds=PLUGIN_SECONDS)
             if MemoryCapability.SESSION_SWITCHED in plugin.capabilities:
                 await plugin.session_switched(SessionSwitch(how="new", before=here, after=there))
             elsewhere = structs.replace(STAMP, address="agent:main:telegram:dm:43")
             await plugin.store(
                 make_batch(make_exchange(TALK[2], key="2", session="t", stamp=elsewhere), name=there.name)
             )
-            await wait_until(lambda: kept(3))
+            await wait_until(lambda: kept(3), seconds=PLUGIN_SECONDS)
             pid = plugin.pid
         assert pid is not None
         with pytest.raises(ProcessLookupError):
