@@ -184,7 +184,7 @@ class TestReview:
         reviewing(gateway, {"quote": "Ada owes the bank a million", "cites": [1]}, every=1)
         session = gateway.send_message("the bank is closed today").session
         gateway.send_message("what about the bank?")
-        assert [note.text for note in gateway.read_bodies(session, Noted)][0] == "the bank is closed today"
+        assert next(note.text for note in gateway.read_bodies(session, Noted)) == "the bank is closed today"
         shown = [message.text for request in gateway.runtimes.model.requests for message in request.messages]
         assert "million" not in " ".join(shown)
         assert "million" not in str(provider.kept)
