@@ -90,8 +90,8 @@ REPEAT_CHARS: Final = 8
 """How many characters in a row an answer has in common with the message, or with the answer before, where it adds
 nothing. An answer is long, and would have fewer by chance in common with every text.
 """
-MAX_ANSWER_CHARS: Final = 4_000
-"""Characters of an answer that are compared. After so many it is no acknowledgement."""
+COMPARED_CHARS: Final = 800
+"""Characters of an answer that are compared. The rest is taken to be like its beginning."""
 _ENDS_AS_QUESTION: Final = re.compile(r"[?\uff1f\u061f]\W*\Z")
 MAX_QUESTION_TOKENS: Final = 1_000
 """The tokens of unanswered messages that stay verbatim. The limit is separate, because every stopped message counts,
@@ -280,7 +280,7 @@ def measure_length(text: str) -> int:
 def count_added_tokens(answer: str, message: str, answer_before: str) -> int:
     """Return the size of what an answer adds to the message and to the answer before."""
     echo, repeat = _list_shingles(message, ECHO_CHARS), _list_shingles(answer_before, REPEAT_CHARS)
-    text = answer.casefold()
+    text = answer[:COMPARED_CHARS].casefold()
     added = sum(
         text[at : at + ECHO_CHARS] not in echo and text[at : at + REPEAT_CHARS] not in repeat for at in range(len(text))
     )
@@ -288,7 +288,7 @@ def count_added_tokens(answer: str, message: str, answer_before: str) -> int:
 
 
 def _list_shingles(text: str, size: int) -> set[str]:
-    text = text.casefold()
+    text = text[:COMPARED_CHARS].casefold()
     return {text[at : at + size] for at in range(len(text) - size + 1)}
 
 
@@ -304,7 +304,7 @@ def _list_messages(part: SessionContext) -> Iterator[VerbatimMessage]:
     answer_before = ""
     for exchange in part.turns:
         outcome = next((s.body.outcome for s in exchange.steps if isinstance(s.body, Ended)), "done")
-        answer = "\n".join(s.body.text for s in exchange.steps if isinstance(s.body, Said))[:MAX_ANSWER_CHARS]
+        answer = "\n".join(s.body.text for s in exchange.steps if isinstance(s.body, Said))
         for entry in exchange.heard:
             heard = entry.body
             # The text of a bot is data, so is forwarded text, and a schedule repeats what it says.
