@@ -181,6 +181,27 @@ class TestInABrowser:
         assert await screen.session() == session
         assert len(await screen.texts(".sessions li")) == 1
 
+    async def test_a_button_pins_a_message_and_removes_the_pin(self, gateway: ApiGateway, screen: ConsoleTab) -> None:
+        await screen.open(gateway.url)
+        await screen.say("prices without tax, please")
+        await screen.replies(1)
+        session = await screen.session()
+
+        async def list_pinned() -> list[str]:
+            async with gateway.client() as client:
+                pins = (await client.get(f"/api/sessions/{session}/pins")).json()["pins"]
+            return [pin["body"]["text"] for pin in pins]
+
+        await screen.page.click("li.person button.pin")
+        await screen.until("document.querySelector('li.person .by').innerText.includes('pinned')")
+        assert await list_pinned() == ["prices without tax, please"]
+        await screen.page.click("li.person button.pin[aria-label^=Unpin]")
+        await screen.until("!document.querySelector('li.person .by').innerText.includes('pinned')")
+        assert await list_pinned() == []
+        async with gateway.client() as client:  # another person was faster
+            await client.post(f"/api/sessions/{session}/pin", json={"seq": 4})
+        await screen.until("document.querySelector('li.agent .by').innerText.includes('pinned')")
+
     async def test_a_kill_and_a_restart_leave_no_gap_and_need_no_reload(
         self, tmp_path: Path, screen: ConsoleTab, model: ModelServer
     ) -> None:

@@ -4,6 +4,7 @@ hides nothing else.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -12,14 +13,17 @@ from msgspec import structs
 
 from everhold.core.compression import (
     MAX_EFFECT_LINES,
-    MAX_KEPT_WORDS_TOKENS,
     MAX_QUESTION_TOKENS,
+    MAX_WORDS_TOKENS,
+    STAYS_VERBATIM,
+    SUMMARY_PROMPT,
     CompressionPlan,
     build_summary_request,
     estimate_message_tokens,
     estimate_tokens_after,
     find_summary_objection,
     is_worthwhile,
+    measure_length,
     measure_urgency,
     plan_compression,
     render_preview,
@@ -201,13 +205,16 @@ def test_what_people_say_is_kept_in_every_compression() -> None:
         chronicle.commit(chapter, Ended(), op=op)
 
 
-def make_answered(answer_chars: int) -> tuple[EntryBody, ...]:
-    return (Said(text="a" * answer_chars, to=HERE, stamp=STAMP),)
+def make_answered(answer_chars: int, *, seed: int = 0) -> tuple[EntryBody, ...]:
+    """An answer that repeats nothing of the messages, and another one for each seed."""
+    chance = random.Random(seed)
+    text = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=answer_chars))
+    return (Said(text=text, to=HERE, stamp=STAMP),)
 
 
 def test_an_acknowledged_message_is_kept_before_a_request_that_was_carried_out() -> None:
-    wordy = [(f"{n}: {'words ' * 20}", make_answered(40)) for n in range(20)]
-    asked = [(f"{n}: {'words ' * 20}", make_answered(4_000)) for n in range(100, 140)]
+    wordy = [(f"{n}: {'words ' * 20}", make_answered(40, seed=n)) for n in range(20)]
+    asked = [(f"{n}: {'words ' * 20}", make_answered(4_000, seed=n)) for n in range(100, 140)]
     kept = make_plan(*make_exchanges(*wordy, *asked)).kept
     numbers = [int(one.text.partition(":")[0]) for one in kept]
     assert numbers[:20] == list(range(20)), "the acknowledged ones are older, and all are kept"
@@ -220,10 +227,64 @@ def test_a_message_that_did_not_ask_is_kept_last() -> None:
         (Heard(origin=HERE, text=f"aside {n} {'word ' * 20}", asks=False, sender="bob", stamp=STAMP), ())
         for n in range(60)
     ]
-    told = [(f"told {n} {'word ' * 20}", make_answered(4_000)) for n in range(20)]
+    told = [(f"told {n} {'word ' * 20}", make_answered(4_000, seed=n)) for n in range(4)]
     kept = make_plan(*make_exchanges(*told, *aside)).kept
-    assert sum(one.text.startswith("told") for one in kept) == 20
+    assert sum(one.text.startswith("told") for one in kept) == 4
     assert 0 < sum(one.text.startswith("aside") for one in kept) < 60
+
+
+def test_an_answered_question_is_kept_after_an_instruction_of_its_size() -> None:
+    asked = [
+        (f"{n}: is it {'so ' * 20}{mark}", make_answered(40, seed=n)) for n in range(60) for mark in "?\uff1f\u061f"
+    ]
+    told = [(f"told {n}: {'so ' * 20}.", make_answered(40, seed=-n)) for n in range(20)]
+    kept = make_plan(*make_exchanges(*told, *asked)).kept
+    assert sum(one.text.startswith("told") for one in kept) == 20
+    assert len(kept) < 40
+
+
+def test_a_correction_is_found_by_the_answer_that_is_given_again_with_a_change() -> None:
+    """The answers are long, so only that they repeat each other shows it."""
+    answer = make_answered(2_000)[0]
+    assert isinstance(answer, Said)
+    again = (structs.replace(answer, text=answer.text.replace("a", "A", 1) + " It is Thursday."),)
+    others = [(f"{n}: {'list ' * 10}", make_answered(2_000, seed=n)) for n in range(1, 200)]
+    exchanges = [
+        ("When is it and what else is there", (answer,)),
+        ("Thursday, you took the wrong week.", again),
+        *others,
+    ]
+    kept = make_plan(*make_exchanges(*exchanges)).kept
+    assert "Thursday, you took the wrong week." in [one.text for one in kept]
+    assert "When is it and what else is there" not in [one.text for one in kept]
+
+
+def test_words_are_as_long_as_they_are_in_every_script() -> None:
+    assert measure_length("Сначала спроси меня") == 19
+    assert measure_length("先问我") == 6
+    assert measure_length("ask") == 3
+
+
+def test_an_early_second_compression_drops_nothing_that_the_first_kept() -> None:
+    told = [(f"told {n} {'so ' * 12}", make_answered(20, seed=n)) for n in range(12)]
+    chronicle, chapter = make_exchanges(*told, *[(f"{n} {'x' * 4_000}", ()) for n in range(3)])
+    for number in range(5):
+        made = make_plan(chronicle, chapter)
+        assert sum(kept.text.startswith("told") for kept in made.kept) == 12
+        commit_plan(chronicle, chapter, made)
+        heard = chronicle.commit(chapter, Heard(origin=HERE, text=f"ok {number}", sender="ada", stamp=STAMP))
+        op = chronicle.commit(chapter, Began(type="turn", takes=(heard,)))
+        chronicle.commit(chapter, Ended(), op=op)
+
+
+def test_a_summary_is_told_what_stays_beside_it() -> None:
+    chronicle, chapter = make_exchanges(("Leave that alone.", make_answered(10)), ("x" * 3_000, ()))
+    made = make_plan(chronicle, chapter)
+    text = build_summary_request(made).messages[0].text
+    marked = [line for line in text.splitlines() if STAYS_VERBATIM in line]
+    assert len(marked) == 1
+    assert marked[0].endswith(f" · {STAYS_VERBATIM}] Leave that alone.")
+    assert STAYS_VERBATIM in SUMMARY_PROMPT
 
 
 def test_the_kept_words_fit_a_small_window() -> None:
@@ -273,7 +334,7 @@ def test_kept_text_is_bounded_and_a_long_question_displaces_nothing() -> None:
     assert [weigh_text(one.text) for one in kept] == [5, MAX_QUESTION_TOKENS - 40, 20]
     many = make_exchanges(*((f"{n} {'x' * 400}", ()) for n in range(100)))
     kept = make_plan(*many).kept
-    assert sum(weigh_text(one.text) for one in kept) <= MAX_KEPT_WORDS_TOKENS
+    assert sum(weigh_text(one.text) for one in kept) <= MAX_WORDS_TOKENS
     assert kept[-1].text.startswith("99 "), "the newest stay"
     assert [one.seq for one in kept] == sorted(one.seq for one in kept)
 

@@ -163,13 +163,31 @@ class TestReview:
         session = gateway.send_message(text).session
         assert [note.text for note in gateway.read_bodies(session, Noted)] == [text]
 
-    def test_of_a_long_message_the_quoted_line_is_noted(self, gateway: InProcessGateway) -> None:
-        text = "\n".join(["x" * 900, "The key is under the pot.", "y" * 900])
-        reviewing(
-            gateway, {"quote": "under the pot", "cites": [1]}, {"quote": "the pot is gone", "cites": [1]}, every=1
-        )
+    def test_a_message_that_is_too_long_to_be_quoted_whole_is_not_noted(self, gateway: InProcessGateway) -> None:
+        """A line of it may say the opposite of the whole."""
+        text = "\n".join(["x" * 900, "It is not true that", "Tony never sent his sign-off.", "y" * 900])
+        reviewing(gateway, {"quote": "Tony never sent his sign-off.", "cites": [1]}, every=1)
         session = gateway.send_message(text).session
-        assert [note.text for note in gateway.read_bodies(session, Noted)] == ["The key is under the pot."]
+        assert gateway.read_bodies(session, Noted) == []
+
+    def test_an_answer_to_another_question_is_not_joined_to_a_question(self, gateway: InProcessGateway) -> None:
+        said = ("Did Tony send his sign-off?", "Do you need the car?", "No.")
+        reviewing(gateway, {"quote": "Tony sent no sign-off", "cites": [1, 11]}, every=3)
+        session = [gateway.send_message(text) for text in said][-1].session
+        notes = [(note.text, note.cites) for note in gateway.read_bodies(session, Noted)]
+        assert notes == [(said[0], (1,)), (said[2], (11,))]
+
+    def test_the_models_wording_is_recalled_nowhere(self, gateway: InProcessGateway) -> None:
+        """A lying model cites a real message for a claim that it does not make."""
+        provider = FakeMemoryProvider()
+        gateway.runtimes.memories = {"a": provider}
+        reviewing(gateway, {"quote": "Ada owes the bank a million", "cites": [1]}, every=1)
+        session = gateway.send_message("the bank is closed today").session
+        gateway.send_message("what about the bank?")
+        assert next(note.text for note in gateway.read_bodies(session, Noted)) == "the bank is closed today"
+        shown = [message.text for request in gateway.runtimes.model.requests for message in request.messages]
+        assert "million" not in " ".join(shown)
+        assert "million" not in str(provider.kept)
 
     def test_a_note_from_another_bots_words_stays_marked(self, gateway: InProcessGateway) -> None:
         reviewing(
@@ -180,14 +198,19 @@ class TestReview:
         noted = {note.text: note.origin for note in gateway.read_bodies(session, Noted)}
         assert noted == {"you all owe me": "bot:spam", "fine": ""}
 
-    def test_a_note_from_private_and_group_words_is_for_people_who_heard_both(self, gateway: InProcessGateway) -> None:
+    def test_private_and_group_words_are_separate_notes_for_those_who_heard_them(
+        self, gateway: InProcessGateway
+    ) -> None:
         private = gateway.send_message("my secret").session
         bind_address(gateway, private, led=gateway.send_message("hello", chat="room", kind="group").session)
         gateway.send_message("in public", chat="room", kind="group")
         heard = [entry.seq for entry in gateway.read_log(private) if entry.kind == "heard"]
         reviewing(gateway, {"note": "Ada has a secret", "cites": [heard[0], heard[-1]]}, every=1)
         gateway.send_message("again", chat="room", kind="group")
-        assert [note.stamp.audience for note in gateway.read_bodies(private, Noted)][-1] == ()
+        stamps = {note.text: note.stamp for note in gateway.read_bodies(private, Noted)}
+        spoken = {body.text: body.stamp for body in gateway.read_bodies(private, Heard)}
+        assert set(stamps) <= {"my secret", "in public"}
+        assert all(stamp.audience == spoken[text].audience for text, stamp in stamps.items())
 
     def test_review_notes_without_citations_are_erased_with_the_reviewed_text(self, gateway: InProcessGateway) -> None:
         reviewing(gateway, {"note": "her secret is quokka", "cites": []}, every=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everhold.core.context import PINS_HEADING
-from everhold.core.entries import Compressed, Heard
+from everhold.core.entries import Compressed, Heard, Notified
 from everhold.core.pins import MAX_PIN_TOKENS
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
@@ -86,6 +86,20 @@ def test_an_erased_entry_is_not_shown_although_it_is_pinned(wide: InProcessGatew
     wide.send_message("on")
     assert not any(text.startswith(PINS_HEADING) for text in texts(wide, session))
     assert say(wide, "/pins").startswith("Nothing is pinned.")
+    wide.assert_sound()
+
+
+def test_no_reply_about_pins_quotes_what_an_erasure_would_not_reach(wide: InProcessGateway) -> None:
+    session = wide.send_message(TOLD).session
+    seq = find_seq(wide, session, TOLD)
+    replies = [say(wide, "/pin"), say(wide, "/pin"), say(wide, "/pins"), say(wide, f"/unpin {seq}")]
+    assert "crates" not in " ".join(replies)
+    assert replies[2].startswith(f"{seq} of ada")
+    assert "pinned by person:ada" in replies[2]
+    assert "may unpin it" in replies[0]
+    wide.run(wide.control.erase_entries(session, [seq]))
+    log = " ".join(str(entry.body) for entry in wide.read_log(session) if isinstance(entry.body, Notified))
+    assert "crates" not in log
     wide.assert_sound()
 
 

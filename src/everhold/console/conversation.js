@@ -20,7 +20,7 @@ export function Conversation({ state }) {
           ${log.before > 0 &&
           html`<li class="aside"><button class="quiet" onClick=${() => state.loadEarlier(state.openId)}>Show earlier</button></li>`}
           ${empty && html`<${Empty} state=${state} />`}
-          ${rows.map((row) => html`<${Row} key=${row.seq} row=${row} agent=${session?.agent} />`)}
+          ${rows.map((row) => html`<${Row} key=${row.seq} row=${row} agent=${session?.agent} state=${state} />`)}
           ${waiting.map((message) => html`<${Waiting} key=${message.id} message=${message} state=${state} />`)}
           ${draft &&
           html`<li class="agent draft" key="draft" aria-hidden="true">
@@ -58,24 +58,35 @@ function Empty({ state }) {
   </li>`;
 }
 
-function Row({ row, agent }) {
+function Row({ row, agent, state }) {
   const undone = row.undone ? " undone" : "";
   switch (row.kind) {
     case "heard":
       return html`<li class=${`person${undone}`}>
         <p class="by">${row.author}${row.pinned && " · pinned"}</p>
         <div class="text"><p class="plain">${row.text}</p></div>
+        <${PinButton} row=${row} state=${state} />
       </li>`;
     case "said":
       return html`<li class=${`agent${undone}`}>
         <p class="by">${agent}${row.pinned && " · pinned"}</p>
         <${Markdown} text=${row.text} />
+        <${PinButton} row=${row} state=${state} />
       </li>`;
     case "notified":
       return html`<li class=${`notice${undone}`}><p class="plain">${row.text}</p></li>`;
     default:
       return html`<li class=${`aside${undone}`}>${row.text}</li>`;
   }
+}
+
+// Keeps an entry in the context word for word, or no longer. The log says when it is done; a refusal is shown here.
+function PinButton({ row, state }) {
+  const [refused, refuse] = useState("");
+  const word = row.pinned ? "Unpin" : "Pin";
+  const press = async () => refuse(await state.changePin(row.seq, !row.pinned));
+  return html`<button class="quiet pin" aria-label=${`${word} entry ${row.seq}`} onClick=${press}>${word}</button>
+    ${refused && html`<span class="bad" role="status"> ${refused}</span>`}`;
 }
 
 function Waiting({ message, state }) {
@@ -155,6 +166,7 @@ export function listRows(entries) {
   const pins = new Map(); // operation of a pin -> the pinned seq
   for (const { kind, body, op, seq } of entries) {
     if (kind === "changed" && body?.change?.type === "operations_undone") body.change.ops.forEach((gone) => undone.add(gone));
+    if (kind === "changed" && body?.change?.type === "context_reset") pins.clear();
     if (kind === "changed" && body?.change?.type === "entry_pinned" && !body.change.session) pins.set(seq, body.change.seq);
     if (kind === "began" || kind === "took") body?.takes?.forEach((seq) => taken.set(seq, op));
   }

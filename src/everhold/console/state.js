@@ -271,6 +271,16 @@ export class ConsoleState {
     );
   }
 
+  // Pins an entry, or removes its pin. Returns why nothing changed; empty if something did.
+  async changePin(seq, pinned) {
+    try {
+      const done = await this.post(`/api/sessions/${this.openId}/${pinned ? "pin" : "unpin"}`, { seq });
+      return done.done ? "" : done.message;
+    } catch (error) {
+      return error.message;
+    }
+  }
+
   async stopTurn() {
     await this.post(`/api/sessions/${this.openId}/stop`, {}).catch(() => {});
   }

@@ -5,8 +5,11 @@ here writes to the log.
 from __future__ import annotations
 
 import bisect
+import re
+import statistics
 from collections.abc import Iterator
 from typing import Final, Literal
+from unicodedata import east_asian_width
 
 from msgspec import Struct, structs
 
@@ -38,34 +41,58 @@ from everhold.core.tokens import weigh_messages, weigh_request, weigh_text
 from everhold.core.wording import describe_count, shorten_text
 from everhold.ports.model import ModelMessage, ModelRequest
 
+STAYS_VERBATIM: Final = "stays verbatim"
+"""Marks a message in the transcript that a summary is made of. No name can contain the dot before it."""
 SUMMARY_PROMPT: Final = (
     "You write the summary that stands for the conversation below, so that whoever reads only the summary can go on "
     "as if they had been there. Keep names, numbers, dates, decisions with their reasons, corrections, promises, open "
     "questions, and everything that was done outside (messages sent, files written, commits), with its outcome. "
-    "Where something was corrected keep the correction. Never say that something is not known or was not discussed."
+    "Where something was corrected keep the correction. Never say that something is not known or was not discussed. "
+    f"Messages marked “{STAYS_VERBATIM}” are kept beside the summary, so do not repeat them."
 )
 
 
-KEPT_WORDS_SHARE: Final = 0.15
-"""The tokens of people's words that stay verbatim, as a share of the exchanges that stay as they are."""
-MIN_KEPT_WORDS_TOKENS: Final = 900
-MAX_KEPT_WORDS_TOKENS: Final = 3_000
-"""The least and the most tokens of people's words that stay verbatim."""
+WORDS_SHARE: Final = 0.14
+"""The tokens of people's words that stay verbatim, as a share of the rest of the context."""
+MIN_WORDS_TOKENS: Final = 200
+"""What stays at least, if the rest of the context is small."""
+MAX_INSTRUCTION_TOKENS: Final = 1_000
+"""The tokens of messages that are probably instructions and stay verbatim, even if the rest of the context is small."""
+MAX_WORDS_TOKENS: Final = 3_000
+"""The most tokens of people's words that stay verbatim."""
 MAX_COVERED_SHARE: Final = 1 / 3
 """The most that stays verbatim of what is compressed, because a compression has to make the context smaller."""
 MAX_WINDOW_SHARE: Final = 1 / 8
 """The most that stays verbatim, as a share of the model's window."""
-LONG_MESSAGE_TOKENS: Final = 50
-MAX_MESSAGE_TOKENS: Final = 150
-"""A text longer than the first is more often material than words to the agent: a paste, a letter, a log. It comes after
-the short ones. A text longer than the second is never kept.
+SHORT_MESSAGE_CHARS: Final = 100
+MAX_MESSAGE_CHARS: Final = 600
+"""A text longer than the second is material, such as a paste, a letter or a log, and is never kept. Each time the
+length doubles after the first, a message comes later.
 """
-MIN_MESSAGE_TOKENS: Final = 3
+MIN_MESSAGE_CHARS: Final = 3
 """A shorter text, such as a nod, says nothing without the text that it answers."""
+SHORT_ANSWER_SHARE: Final = 0.25
+MIN_SHORT_ANSWER_TOKENS: Final = 16
+MAX_SHORT_ANSWER_TOKENS: Final = 400
+"""An answer that adds less than this share of what the agent's answers usually add is probably an acknowledgement. Each
+time it doubles, the message comes later.
+"""
 KEPT_LINE_TOKENS: Final = 3
 """The line around a text that stays verbatim."""
+QUESTION_RANK: Final = 4
+"""How much later a question that was answered is kept."""
+INSTRUCTION_RANK: Final = 1
+"""A message with at most this rank is probably an instruction or a correction."""
 LAST_RANK: Final = 64
 """Later than the rank of any message that got an answer."""
+ECHO_CHARS: Final = 3
+REPEAT_CHARS: Final = 8
+"""How many characters in a row an answer has in common with the message, or with the answer before, where it adds
+nothing. An answer is long, and would have fewer by chance in common with every text.
+"""
+COMPARED_CHARS: Final = 800
+"""Characters of an answer that are compared. The rest is taken to be like its beginning."""
+_ENDS_AS_QUESTION: Final = re.compile(r"[?\uff1f\u061f]\W*\Z")
 MAX_QUESTION_TOKENS: Final = 1_000
 """The tokens of unanswered messages that stay verbatim. The limit is separate, because every stopped message counts,
 however long, and must not displace an instruction.
@@ -142,70 +169,127 @@ def plan_compression(
     before = view.compression
     part = SessionContext(compression=before, turns=tuple(compressed))
     rest = SessionContext(turns=view.turns[len(compressed) :], pins=view.pins)
+    effects = _collect_effects(part)[-MAX_EFFECT_LINES:]
     stubs = list_context_stubs(view)
+    new_tokens = estimate_message_tokens(render_messages(SessionContext(turns=part.turns), stubs=stubs))
     tokens_kept = estimate_message_tokens(render_messages(rest, stubs=stubs))
     return CompressionPlan(
         covers=own[-1].op if own else 0,
         covered_context=part,
         based_on=(before.op or 0) if before is not None and before.session == session else 0,
         tokens_before=estimate_message_tokens(render_messages(view, stubs=stubs)) if used is None else used,
-        new_tokens=estimate_message_tokens(render_messages(SessionContext(turns=part.turns), stubs=stubs)),
+        new_tokens=new_tokens,
         tokens_kept=tokens_kept,
-        kept=_select_verbatim(part, _count_words_tokens(part, tokens_kept=tokens_kept, window=window, stubs=stubs)),
-        effects=_collect_effects(part)[-MAX_EFFECT_LINES:],
+        kept=_select_verbatim(
+            part,
+            rest_tokens=tokens_kept + _count_summary_tokens(part) + sum(map(weigh_text, effects)),
+            most=_count_most_words(part, new_tokens=new_tokens, window=window),
+        ),
+        effects=effects,
         stubs=stubs,
     )
 
 
-def _count_words_tokens(part: SessionContext, *, tokens_kept: int, window: int | None, stubs: frozenset[int]) -> int:
-    """Return how many tokens of people's words stay verbatim. `tokens_kept` is the size of the exchanges that stay."""
-    covered = estimate_message_tokens(render_messages(part, stubs=stubs))
-    most = min(max(tokens_kept * KEPT_WORDS_SHARE, MIN_KEPT_WORDS_TOKENS), MAX_KEPT_WORDS_TOKENS)
-    return int(min(most, covered * MAX_COVERED_SHARE, most if window is None else window * MAX_WINDOW_SHARE))
-
-
-def _select_verbatim(part: SessionContext, words_tokens: int) -> tuple[VerbatimMessage, ...]:
-    """Return what people said to the agent, verbatim, as far as `words_tokens` reach; in the order of the log.
-
-    What a message says plays no role, so the rule is the same in every language. Who said it and how it was used
-    decide. Short messages come before long ones. Then, the shorter the answer compared with the message, the sooner a
-    message is kept: an instruction is acknowledged and holds on, while a request is settled by its answer, and small
-    talk says little itself. A message that did not ask the agent comes last. Among equals the newest come first.
+def _count_most_words(part: SessionContext, *, new_tokens: int, window: int | None) -> int:
+    """Return how many tokens of people's words may stay verbatim at most. A compression soon after another has little
+    to cover, and must not drop what the other kept.
     """
-    candidates = {kept.text: kept for kept in (*_list_kept_before(part), *_list_messages(part))}  # the last of equals
+    kept_before = sum(weigh_text(kept.text) + KEPT_LINE_TOKENS for kept in _list_kept_before(part))
+    most = max(kept_before + new_tokens * MAX_COVERED_SHARE, min(MIN_WORDS_TOKENS, new_tokens / 2))
+    most = min(MAX_WORDS_TOKENS, most)
+    return int(most if window is None else min(most, window * MAX_WINDOW_SHARE))
+
+
+def _count_summary_tokens(part: SessionContext) -> int:
+    """Return the size of the summary in force. The next one will hardly be shorter."""
+    if part.compression is None or not isinstance(part.compression.body, Compressed):
+        return 0
+    return weigh_text(part.compression.body.summary)
+
+
+def _select_verbatim(part: SessionContext, *, rest_tokens: int, most: int) -> tuple[VerbatimMessage, ...]:
+    """Return what people said to the agent, verbatim, in the order of the log.
+
+    No word plays a role, so the rule is the same in every language. Who said it and how it was used decide: see
+    `_rank_message`. Probable instructions stay within a limit of their own; the others as far as their share of the
+    context reaches.
+    """
+    new = tuple(_list_messages(part))
+    candidates = {kept.text: kept for kept in (*_list_kept_before(part), *new)}  # the last of equals
+    short_answer = _measure_short_answer(new)
     questions = [it for it in candidates.values() if it.why == "question"]
     words = [
         it
         for it in candidates.values()
-        if it.why != "question" and MIN_MESSAGE_TOKENS <= weigh_text(it.text) <= MAX_MESSAGE_TOKENS
+        if it.why != "question" and MIN_MESSAGE_CHARS <= measure_length(it.text) <= MAX_MESSAGE_CHARS
     ]
+    share = min(most, max(int(rest_tokens * WORDS_SHARE), MIN_WORDS_TOKENS))
+    ranks = {it: _rank_message(it, short_answer) for it in candidates.values()}
+    instructions = [it for it in words if ranks[it] <= INSTRUCTION_RANK]
     chosen = {
-        *_take_while_room(questions, MAX_QUESTION_TOKENS),
-        *_take_while_room(words, words_tokens),
+        *_take_while_room(questions, MAX_QUESTION_TOKENS, ranks),
+        *_take_while_room(words, share, ranks),
+        *_take_while_room(instructions, min(most, max(share, MAX_INSTRUCTION_TOKENS)), ranks),
     }
     return tuple(it for it in candidates.values() if it in chosen)
 
 
-def _take_while_room(candidates: list[VerbatimMessage], most: int) -> list[VerbatimMessage]:
-    """Return the candidates that fit into `most` tokens, in the order of `_rank_message`, then the newest first."""
+def _measure_short_answer(messages: tuple[VerbatimMessage, ...]) -> float:
+    """Return how many tokens an acknowledgement adds at most, by what the answers to these messages usually add."""
+    added = [it.answer_tokens for it in messages if it.why == "said"]
+    usual = statistics.median(added) if added else 0
+    return min(max(usual * SHORT_ANSWER_SHARE, MIN_SHORT_ANSWER_TOKENS), MAX_SHORT_ANSWER_TOKENS)
+
+
+def _take_while_room(
+    candidates: list[VerbatimMessage], most: int, ranks: dict[VerbatimMessage, int]
+) -> list[VerbatimMessage]:
+    """Return the candidates that fit into `most` tokens, in the order of their ranks, then the newest first."""
     taken: list[VerbatimMessage] = []
     newest_first = candidates[::-1]  # not by seq, because a branch's parent has its own numbers
-    newest_first.sort(key=_rank_message)
+    newest_first.sort(key=ranks.__getitem__)
+    is_room = len({it.who for it in candidates}) > 1  # then most messages come with a line that names their speaker
     for candidate in newest_first:
-        weight = weigh_text(candidate.text) + KEPT_LINE_TOKENS
+        weight = weigh_text(candidate.text) + KEPT_LINE_TOKENS + (weigh_text(candidate.who) if is_room else 0)
         if weight <= most:  # a long one must not displace all others
             most -= weight
             taken.append(candidate)
     return taken
 
 
-def _rank_message(kept: VerbatimMessage) -> tuple[bool, int]:
-    """Return how late a message is kept: by whether it is long, then by the size of its answer as a multiple of its
-    own. Similar multiples are equal, because each rank stands for twice the one before.
+def _rank_message(kept: VerbatimMessage, short_answer: float) -> int:
+    """Return how late a message is kept.
+
+    The less its answer adds, the sooner: an instruction is acknowledged, and after a correction the agent says the same
+    again with a change, while a request is settled by its answer. A question that was answered comes later, and so does
+    a long message. A message that did not ask the agent comes last. Similar sizes are equal, because each rank stands
+    for twice the one before.
     """
-    tokens = max(1, weigh_text(kept.text))
-    rank = LAST_RANK if kept.why == "aside" else (kept.answer_tokens // tokens).bit_length()
-    return tokens > LONG_MESSAGE_TOKENS, rank
+    if kept.why == "aside":
+        return LAST_RANK
+    rank = int(kept.answer_tokens / short_answer).bit_length()
+    rank += (measure_length(kept.text) // SHORT_MESSAGE_CHARS).bit_length()
+    return rank + QUESTION_RANK if _ENDS_AS_QUESTION.search(kept.text) else rank
+
+
+def measure_length(text: str) -> int:
+    """Return the length of a text in characters. A wide one counts as two, because it says as much."""
+    return len(text) if text.isascii() else sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def count_added_tokens(answer: str, message: str, answer_before: str) -> int:
+    """Return the size of what an answer adds to the message and to the answer before."""
+    echo, repeat = _list_shingles(message, ECHO_CHARS), _list_shingles(answer_before, REPEAT_CHARS)
+    text = answer[:COMPARED_CHARS].casefold()
+    added = sum(
+        text[at : at + ECHO_CHARS] not in echo and text[at : at + REPEAT_CHARS] not in repeat for at in range(len(text))
+    )
+    return weigh_text(answer) * added // max(1, len(text))
+
+
+def _list_shingles(text: str, size: int) -> set[str]:
+    text = text[:COMPARED_CHARS].casefold()
+    return {text[at : at + size] for at in range(len(text) - size + 1)}
 
 
 def _list_kept_before(part: SessionContext) -> tuple[VerbatimMessage, ...]:
@@ -217,9 +301,10 @@ def _list_kept_before(part: SessionContext) -> tuple[VerbatimMessage, ...]:
 
 def _list_messages(part: SessionContext) -> Iterator[VerbatimMessage]:
     """Return the messages of people in the covered part, each with its reason to be kept."""
+    answer_before = ""
     for exchange in part.turns:
         outcome = next((s.body.outcome for s in exchange.steps if isinstance(s.body, Ended)), "done")
-        answer_tokens = sum(weigh_text(s.body.text) for s in exchange.steps if isinstance(s.body, Said))
+        answer = "\n".join(s.body.text for s in exchange.steps if isinstance(s.body, Said))
         for entry in exchange.heard:
             heard = entry.body
             # The text of a bot is data, so is forwarded text, and a schedule repeats what it says.
@@ -229,9 +314,9 @@ def _list_messages(part: SessionContext) -> Iterator[VerbatimMessage]:
             why: VerbatimReason = "said" if heard.asks else "aside"
             if heard.asks and outcome in ("failed", "stopped"):
                 why = "question"
-            yield VerbatimMessage(
-                seq=entry.seq, text=heard.text, who=who, why=why, answer_tokens=answer_tokens if heard.asks else 0
-            )
+            added = count_added_tokens(answer, heard.text, answer_before) if why == "said" else 0
+            yield VerbatimMessage(seq=entry.seq, text=heard.text, who=who, why=why, answer_tokens=added)
+        answer_before = answer
 
 
 def _collect_effects(part: SessionContext) -> tuple[str, ...]:
@@ -293,13 +378,14 @@ def build_summary_request(
     otherwise.
     """
     system = SUMMARY_PROMPT if not focus else f"{SUMMARY_PROMPT}\nPay special attention to: {focus}"
-    stubs = plan_.stubs
+    stubs, stays = plan_.stubs, {kept.text for kept in plan_.kept}
     if tight:
         stubs = stubs.union(
             *(find_oversized(plan_.covered_context, most=SHORT_TEXT_CHARS, what=what) for what in (Returned, Heard))
         )
     text = "\n".join(
-        _format_message(message) for message in render_messages(_select_summary_input(plan_), stubs=stubs)
+        _format_message(message, stays=message.role == "user" and message.text in stays)
+        for message in render_messages(_select_summary_input(plan_), stubs=stubs)
     ) + format_advice(advice)
     return ModelRequest(system=system, messages=(ModelMessage(role="user", text=text),))
 
@@ -379,11 +465,17 @@ def estimate_tokens_after(compressed: Compressed, plan_: CompressionPlan) -> int
     return estimate_message_tokens((ModelMessage(role="user", text=text),)) + plan_.tokens_kept
 
 
-def _format_message(message: ModelMessage) -> str:
+def _format_message(message: ModelMessage, *, stays: bool) -> str:
     """Return a message as a part of the transcript. Every line after its first has a prefix, so that no line of it can
-    pose as another message.
+    pose as another message. `stays` marks a message that stays verbatim.
     """
     calls = "".join(f" [calls {call.tool}]" for call in message.calls)
     if message.name or message.speaker:
-        return f"{render_user_text(message)}{calls}"
-    return f"{message.role}: {prefix_lines(message.text)}{calls}"
+        text = render_user_text(message)
+        if stays:
+            text = text.replace(
+                "]", f" · {STAYS_VERBATIM}]", 1
+            )  # the first bracket ends the line that names the speaker
+        return f"{text}{calls}"
+    role = f"{message.role} · {STAYS_VERBATIM}" if stays else message.role
+    return f"{role}: {prefix_lines(message.text)}{calls}"

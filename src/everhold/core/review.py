@@ -78,30 +78,16 @@ def parse_findings(answer: str, known: Collection[int]) -> list[ReviewFinding]:
     return found[:MAX_NOTES]
 
 
-def quote_cited(finding: ReviewFinding, heard: Mapping[int, Entry]) -> ReviewFinding | None:
-    """Return the finding in the words of the messages that it cites; None if it cites no message of `heard`.
+def quote_cited(finding: ReviewFinding, heard: Mapping[int, Entry]) -> list[ReviewFinding]:
+    """Return the messages of `heard` that a finding cites, in their own words, each for itself.
 
-    A message is quoted whole, because a part of it may say the opposite. Of a message that is too long, the lines are
-    quoted in which the finding's wording occurs literally.
+    A message is quoted whole or not at all, because a part of it may say the opposite. Messages are not joined, because
+    an answer next to another question would say what nobody said.
     """
-    quotes: dict[int, str] = {}
+    quotes = []
     for seq in dict.fromkeys(finding.cites):
         if seq in heard and isinstance(body := heard[seq].body, Heard):
             whole = body.text.strip() or join_all_text(body).strip()
-            if quote := whole if len(whole) <= MAX_NOTE_CHARS else _find_lines_with(finding.text, whole):
-                quotes[seq] = quote
-    text = "\n".join(quotes.values())
-    return ReviewFinding(text, tuple(quotes)) if text and len(text) <= MAX_NOTE_CHARS else None
-
-
-def _find_lines_with(wording: str, whole: str) -> str:
-    """Return the lines of a long text that contain all of `wording`; empty if there is no such place, or if it is too
-    long.
-    """
-    at = whole.find(wording)
-    if at < 0:
-        return ""
-    first = whole.rfind("\n", 0, at) + 1
-    last = whole.find("\n", at + len(wording))
-    lines = whole[first : last if last >= 0 else len(whole)].strip()
-    return lines if len(lines) <= MAX_NOTE_CHARS else ""
+            if whole and len(whole) <= MAX_NOTE_CHARS:
+                quotes.append(ReviewFinding(whole, (seq,)))
+    return quotes

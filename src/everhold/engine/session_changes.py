@@ -114,7 +114,8 @@ async def plan_pin(store: Store, session: Session, seq: int, *, by: str, window:
         )
     return SessionAmendment(
         bodies=(Changed(change=EntryPinned(seq=seq, by=by)),),
-        reply=f"Pinned entry {seq}. It stays in view word for word until /unpin {seq}.",
+        reply=f"Pinned entry {seq}. It stays in view word for word until /unpin {seq}. Who pinned it, and an owner of "
+        "this chat, may unpin it.",
     )
 
 

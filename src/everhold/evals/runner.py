@@ -51,9 +51,12 @@ class ReplayModel:
         self.context_tokens = context_tokens
         self.turn = EvalTurn(who="", text="")
         self.last_request: ModelRequest | None = None
+        self.request_tokens: list[int] = []
+        """The size of the context in each request."""
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
         self.last_request = request
+        self.request_tokens.append(compression.estimate_message_tokens(request.messages))
         if self.turn.tool_calls and request.messages[-1].role != "tool":
             calls = tuple(
                 ToolCall(id=f"c{n}", tool=act.tool, arguments=act.arguments)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
+from everhold.core.compression import STAYS_VERBATIM
 from everhold.core.entries import ModelUsage, ToolCall
 from everhold.core.provenance import FOREIGN_LINE_PREFIX, OWN_LINE_PREFIX, UNKNOWN_AUTHOR, describe_author
 from everhold.core.tokens import estimate_tokens, weigh_json, weigh_request, weigh_text
@@ -41,6 +42,8 @@ SELF_DESCRIPTION: Final = (
 )
 SUMMARY_SHARE: Final = 0.45
 """Of what is summed up."""
+MIN_SUMMARY_SHARE: Final = 0.4
+"""What is left of a summary beside messages that stay verbatim. They take a part of its place."""
 SUMMARY_TOKENS: Final = 1_200
 MAX_QUOTE_CHARS: Final = 400
 
@@ -91,6 +94,7 @@ _HEADING: Final = re.compile(r"\[Summary of [^\]]{0,400}\]")
 _NOTICE: Final = re.compile(r"everhold: \[.*\]$")
 _SPEAKER_PREFIX: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
 _SPEAKER_LINE: Final = re.compile(r"\[((?=[^\]]* · )[^\]]*|(?:forwarded|quoted|embedded), [^\]]*)\] ?(.*)")
+_STAYS: Final = f" · {STAYS_VERBATIM}"
 _PIECE_HEAD: Final = re.compile(r"\w+, written by (.*?); data")
 
 _STORING_TOOLS: Final = ("remember", "memory_add", "memory", "note", "notes")
@@ -480,6 +484,9 @@ def _build_summary(request: ModelRequest, window: int) -> str:
     worth = sum(
         (weigh_text(line.text) + weigh_text(line.speaker) + 2) * share.get(line.source, SUMMARY_SHARE) for line in lines
     )
+    beside = sum(weigh_text(line.text) for line in lines if line.source == "kept")
+    worth = max(worth - beside, worth * MIN_SUMMARY_SHARE)
+    lines = [line for line in lines if line.source != "kept"]
     most = min(_find_summary_limit(request), window // 4, max(40, int(worth)))
     kept = select_key_lines(lines, tokens=most)
     if not kept and lines:
@@ -493,6 +500,8 @@ class TranscriptBlock(Struct):
 
     speaker: str
     lines: list[str]
+    stays: bool = False
+    """It stays beside the summary, which therefore does not repeat it."""
 
 
 def _parse_transcript(text: str) -> list[SpokenLine]:
@@ -506,7 +515,7 @@ def _parse_transcript(text: str) -> list[SpokenLine]:
             if block is None:
                 speaker, said = _split_speaker(plain.pop())
                 lines += _parse_plain_transcript(plain)
-                plain, block = [], TranscriptBlock(speaker, [said])
+                plain, block = [], TranscriptBlock(speaker, [said], speaker.endswith(_STAYS))
             block.lines.append(raw[len(OWN_LINE_PREFIX) :])
             continue
         if block is not None:
@@ -514,7 +523,7 @@ def _parse_transcript(text: str) -> list[SpokenLine]:
             block = None
         if head is not None:
             lines += _parse_plain_transcript(plain)
-            plain, block = [], TranscriptBlock(_get_speaker_name(head[1]), [head[2]])
+            plain, block = [], TranscriptBlock(_get_speaker_name(head[1]), [head[2]], head[1].endswith(_STAYS))
         else:
             plain.append(raw)
     return lines + (_parse_block(block) if block is not None else _parse_plain_transcript(plain))
@@ -535,7 +544,7 @@ def _split_speaker(line: str) -> tuple[str, str]:
 def _parse_block(block: TranscriptBlock) -> list[SpokenLine]:
     if block.speaker == _GATEWAY_NAME:
         return _parse_plain_transcript([f"{_GATEWAY_NAME}: {block.lines[0]}", *block.lines[1:]])
-    source = "tool" if block.speaker == "tool" else "said"
+    source = "kept" if block.stays else "tool" if block.speaker == "tool" else "said"
     said = split_sentences("\n".join(block.lines).replace(SELF_DESCRIPTION, ""))
     return [SpokenLine(text=sentence, speaker=block.speaker, source=source) for sentence in said]
 
@@ -549,7 +558,8 @@ def _parse_plain_transcript(transcript: Sequence[str]) -> list[SpokenLine]:
     def close() -> None:
         for line in parse_spoken_lines("\n".join(part).replace(SELF_DESCRIPTION, "")):
             tool = line.speaker == "tool" and source == "said"
-            lines.append(structs.replace(line, source="tool" if tool else source))
+            kept = line.speaker.endswith(_STAYS)
+            lines.append(structs.replace(line, source="kept" if kept else "tool" if tool else source))
         part.clear()
 
     for raw in transcript:

@@ -83,7 +83,7 @@ class SpokenLine(Struct, frozen=True, kw_only=True):
     text: str
     speaker: str = ""
     source: str = "said"
-    """`said`, `recalled`, `summary` or `tool`."""
+    """`said`, `recalled`, `summary`, `tool`, or `kept`: it stays beside the summary."""
 
 
 def split_sentences(text: str) -> list[str]:

@@ -48,7 +48,7 @@ from everhold.core.memory_naming import SessionOrigin
 from everhold.core.people import PERSON_MEMBER, can_hear
 from everhold.core.pins import build_pinned, get_pin_stamp
 from everhold.core.roles import ChatPlace, PersonRole, RoleCell, explain_refusal
-from everhold.core.wording import describe_count, shorten_text
+from everhold.core.wording import describe_count
 from everhold.engine import model_waits, session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.commands import memory as commands_memory
@@ -66,7 +66,6 @@ MOST_LISTED: Final = 50
 MAX_SEQ: Final = 10**12
 """No entry has a greater number."""
 PAGE_ENTRIES: Final = 200
-PIN_EXCERPT_CHARS: Final = 100
 DEFAULT: Final = "default"
 """Stands for the configured model in `/model`."""
 ALONE_REPLIES: Final = {
@@ -300,10 +299,12 @@ async def unpin_entry(request: CommandRequest, argument: str) -> CommandResult:
 
 @handles("pins")
 async def show_pins(request: CommandRequest, _: str) -> CommandResult:
-    """List the pins that everybody present may see."""
+    """List the pins that everybody present may see. Nothing is quoted, because the erasure of an entry would not reach its
+    words in this reply.
+    """
     pins = await list_pins(request.store, request.session.id, at=request.session.last_seq + 1)
     lines = [
-        f"{one.pin.seq} {shown.who}: {shorten_text(shown.text, PIN_EXCERPT_CHARS)}"
+        f"{one.pin.seq} of {shown.who}, {describe_count(len(shown.text), 'character')}, pinned by {one.pin.by}"
         for one in pins
         if (shown := build_pinned(one.entry)) is not None and await _is_audible(request, one.entry)
     ]

@@ -379,21 +379,20 @@ class JobWorker:
             for seq, entry in heard.items()
             if isinstance(entry.body, Heard) and entry.body.role < PersonRole.KNOWN
         }
-        notes: dict[tuple[int, ...], Noted] = {}
+        notes: dict[int, Noted] = {}
         people = await self.store.get_people()
         for finding in review.parse_findings(thought.text, stamps):
-            quoted = review.quote_cited(finding, heard)
-            if quoted is None:
+            quotes = review.quote_cited(finding, heard)
+            if not quotes:
                 # The text is not logged, because erasure would not reach it there.
                 self.log.warning(
                     "note.refused", cites=list(finding.cites), because="no message that it cites states it"
                 )
-                continue
-            origin = find_cited_source(quoted.text, [heard[seq] for seq in quoted.cites]) or next(
-                (strangers[seq] for seq in quoted.cites if seq in strangers), ""
-            )
-            stamp = _merge_stamps(stamps, quoted.cites, people)
-            notes[quoted.cites] = Noted(text=quoted.text, cites=quoted.cites, origin=origin, stamp=stamp)
+            for quote in quotes:
+                (seq,) = quote.cites
+                origin = find_cited_source(quote.text, [heard[seq]]) or strangers.get(seq, "")
+                stamp = _merge_stamps(stamps, quote.cites, people)
+                notes[seq] = Noted(text=quote.text, cites=quote.cites, origin=origin, stamp=stamp)
         return tuple(notes.values()), thought
 
     # -- model calls -------------------------------------------------------------------------------------------------
