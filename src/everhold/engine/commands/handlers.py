@@ -299,8 +299,8 @@ async def unpin_entry(request: CommandRequest, argument: str) -> CommandResult:
 
 @handles("pins")
 async def show_pins(request: CommandRequest, _: str) -> CommandResult:
-    """List the pins that everybody present may see. Nothing is quoted, because the erasure of an entry would not reach its
-    words in this reply.
+    """List the pins that everybody present may see. Nothing is quoted, because the erasure of an entry would not reach
+    its words in this reply.
     """
     pins = await list_pins(request.store, request.session.id, at=request.session.last_seq + 1)
     lines = [
