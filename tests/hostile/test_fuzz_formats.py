@@ -20,7 +20,7 @@ from everhold.config.secrets import parse_env
 from everhold.config.source import read_document
 from everhold.core.entries import _DECODERS, EntryKind, decode_body, encode_body
 from everhold.core.memory_files import parse_memory_file
-from everhold.errors import EverholdError, StoreDamaged
+from everhold.errors import EverholdError
 from everhold.hermes.reader.database import HermesDatabase
 from everhold.models.anthropic import _AnthropicResponseReader
 from everhold.models.errors import MAX_EXCERPT_CHARS, ModelEndpoint, parse_duration, parse_error_body
@@ -367,7 +367,7 @@ test_database = fuzz_briefly(check_database, **DATABASES)
 test_database_for_long = fuzz_for_long(check_database, **DATABASES)
 
 
-def test_a_text_that_is_no_utf_8_is_reported_as_damage(sound_database: bytes, tmp_path: Path) -> None:
+def test_a_row_whose_text_is_no_utf_8_is_left_out_and_named(sound_database: bytes, tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(sound_database)
     changed = apsw.Connection(str(path))
@@ -375,7 +375,8 @@ def test_a_text_that_is_no_utf_8_is_reported_as_damage(sound_database: bytes, tm
     changed.close()
     db = HermesDatabase(path)
     try:
-        with pytest.raises(StoreDamaged, match="is damaged"):
-            db.read_sessions()
+        assert not db.read_sessions()
+        assert all("its source is not UTF-8, so it was left out" in each for each in db.undecodable)
+        assert db.undecodable
     finally:
         db.close()

@@ -5,7 +5,6 @@ here writes to the log.
 from __future__ import annotations
 
 import bisect
-import re
 import statistics
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -92,7 +91,7 @@ nothing. An answer is long, and would have fewer by chance in common with every 
 """
 COMPARED_CHARS: Final = 800
 """Characters of an answer that are compared. The rest is taken to be like its beginning."""
-_ENDS_AS_QUESTION: Final = re.compile(r"[?\uff1f\u061f]\W*\Z")
+QUESTION_MARKS: Final = "?\uff1f\u061f"
 MAX_QUESTION_TOKENS: Final = 1_000
 """The tokens of unanswered messages that stay verbatim. The limit is separate, because every stopped message counts,
 however long, and must not displace an instruction.
@@ -269,7 +268,17 @@ def _rank_message(kept: VerbatimMessage, short_answer: float) -> int:
         return LAST_RANK
     rank = int(kept.answer_tokens / short_answer).bit_length()
     rank += (measure_length(kept.text) // SHORT_MESSAGE_CHARS).bit_length()
-    return rank + QUESTION_RANK if _ENDS_AS_QUESTION.search(kept.text) else rank
+    return rank + QUESTION_RANK if ends_as_question(kept.text) else rank
+
+
+def ends_as_question(text: str) -> bool:
+    """Return whether a question mark follows the last word of a text."""
+    for char in reversed(text):
+        if char in QUESTION_MARKS:
+            return True
+        if char.isalnum() or char == "_":
+            return False
+    return False
 
 
 def measure_length(text: str) -> int:

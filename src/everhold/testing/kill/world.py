@@ -28,6 +28,8 @@ from everhold.ports.tool import ToolEffect
 from everhold.testing.kill.json_lines import KillRequest, SendPiece
 
 DEADLINE_SECONDS: Final = 0.6
+GROWTH_SECONDS: Final = 0.04
+"""Between two pieces of a growing reply. All of them take longer than the delay of the first draft."""
 """Seconds that a call may take; after that its caller has given up."""
 MAX_TRANSIT_SECONDS: Final = 0.45
 """Seconds after which a request has no effect any more. Deadlines depend on this."""
@@ -338,7 +340,7 @@ class KillModel:
             text += " and on it goes" * 25
             for start in range(0, len(text), 20):
                 await piece(text[start : start + 20])
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(GROWTH_SECONDS)
         await self.network.delay_response()
         return ModelResponse(text=text, model="world", usage=usage)
 
