@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from everhold.core.entries import EntryKind, Thought
+from everhold.core.entries import EntryKind, Thought, ToolCall
 from everhold.engine.recall_records import RecallRecords
 from everhold.ports.memory import MemoryHit
+from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import AcceptResult
 from everhold.ports.store import Change, CommitResult, Step
-from everhold.testing.fakes import FakeModel
+from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
+from everhold.testing.fakes import FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
 
 from .conftest import HeldModel
@@ -23,13 +26,14 @@ PLACED = pytest.mark.parametrize("placed", [True, False], ids=["with session and
 
 
 def recalled_elsewhere(
-    gateway: InProcessGateway, *, placed: bool, model: FakeModel | None = None
+    gateway: InProcessGateway, *, placed: bool, model: FakeModel | None = None, tool: Tool | None = None
 ) -> tuple[AcceptResult, str]:
     """Something said in one chat is recalled in another one; where it was said, and the other session."""
     finding = FindingProvider()
     gateway.runtimes.memories = {"a": finding}
     gateway.runtimes.settings.update(recall_memories=("a",), recall_seconds=0.5)
     add_memory_tools(gateway)
+    gateway.runtimes.tools |= {"fetch": tool} if tool is not None else {}
     first = gateway.send_message(f"the key is under {CANARY}", chat="said", rest=False)
     gateway.pass_time(1)
     place: dict[str, Any] = {"session": first.session, "seq": first.seq} if placed else {}
@@ -86,6 +90,47 @@ def test_a_running_turn_leaves_no_recall_record_of_an_erased_entry(gateway: InPr
     gateway.run_until_idle()
     assert records(gateway, other) == [None, None]
     assert everywhere(gateway.path, CANARY) == []
+
+
+class FetchingHeldModel(HeldModel):
+    """Calls a tool first, and answers then."""
+
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        done = await super().answer(request, on_text=on_text)
+        return ModelResponse(calls=(ToolCall(id="c", tool="fetch"),)) if len(self.requests) == 1 else done
+
+
+class WaitingTool(FakeTool):
+    """Does something that takes time."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("fetch", ToolEffect.PURE)
+        self._work = work
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+        await self._work()
+        return await super().run(arguments, context)
+
+
+@PLACED
+@pytest.mark.parametrize("during", ["the first request", "the tool call"])
+def test_a_running_turn_shows_no_recalled_text_after_its_erasure(
+    gateway: InProcessGateway, placed: bool, during: str
+) -> None:
+    held = FetchingHeldModel()
+    said: list[AcceptResult] = []
+
+    async def erase() -> None:
+        await gateway.control.erase_entries(said[0].session, [said[0].seq])
+
+    tool = WaitingTool(erase) if during == "the tool call" else None
+    said.append(recalled_elsewhere(gateway, placed=placed, model=held, tool=tool)[0])
+    if tool is None:
+        gateway.run(erase())
+    held.free = True
+    gateway.run_until_idle()
+    shown = ["".join(message.text for message in request.messages) for request in held.requests]
+    assert [CANARY in text for text in shown] == [True, False]
 
 
 def test_a_recall_record_added_during_the_search_is_found(gateway: InProcessGateway) -> None:

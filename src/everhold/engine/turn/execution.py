@@ -529,7 +529,7 @@ class TurnExecution:
             if not self.stubs
             else render_messages(self.cached_context.context, stubs=stubs)
         )
-        if self.recalled is None:
+        if self.recalled is None or (self.recalled.text and self.state.rounds > 0):
             self.recalled = await self._recall_once()
         current = render_messages(
             SessionContext(turns=(self._build_current_turn(),)), stubs=stubs, recalled=self.recalled.text
@@ -615,7 +615,9 @@ class TurnExecution:
         return event
 
     async def _recall_once(self) -> TurnRecall:
-        """Return the recall of this turn. A resumed turn uses what was recalled at first."""
+        """Return the recall of this turn. A resumed turn uses what was recalled at first, and so does every later
+        request of a turn, from the store: an erasure in another session removes it there.
+        """
         for entry in self.steps:
             if isinstance(entry.body, Thought):
                 kept = await self.store.get_blob(entry.body.recall) if entry.body.recall else None
