@@ -20,7 +20,7 @@ from everhold.errors import Conflict
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step, Store
 
-MOST_CONFLICTS: Final = 8
+MOST_CONFLICTS: Final = 100
 """How often in a row another writer may come first before the update is given up."""
 MOST_PEOPLE_CONFLICTS: Final = 1_000
 """The same for people. Every stranger's first message changes them, and of colliding commits one always succeeds."""
