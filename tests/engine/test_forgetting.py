@@ -262,6 +262,31 @@ class TestForgetting:
         (kept,) = gateway.run(gateway.store.list_state_records(StateNamespace.SCHEDULE))
         assert "the new one" in kept.value
 
+    def test_a_forgetting_that_only_the_file_knows_erases_what_was_said_before_the_clock_went_back(
+        self, gateway: InProcessGateway
+    ) -> None:
+        tell_everything(gateway)
+        gateway.clock.skew -= 315_360_000.0
+        admin = memory(gateway)
+        admin.control.erasures = gateway.path / "erasures.log"
+        position = gateway.run(gateway.store.last_pos())
+        # as after a crash between the line and the record
+        admin.records.file_begin(PersonErasure(identities=("ada",), at=gateway.clock.now(), upto_pos=position))
+        assert gateway.run(admin.resume_erasures()) > 0
+        assert CANARY not in str([entry.body for entry in gateway.run(gateway.store.read_feed(after=0))])
+
+    def test_a_restored_log_that_is_shorter_keeps_what_is_said_later(self, gateway: InProcessGateway) -> None:
+        tell_everything(gateway)
+        admin = memory(gateway)
+        admin.control.erasures = gateway.path / "erasures.log"
+        position = gateway.run(gateway.store.last_pos())
+        admin.records.file_begin(PersonErasure(identities=("ada",), at=gateway.clock.now(), upto_pos=position + 1_000))
+        gateway.run(admin.resume_erasures(restored=True))
+        gateway.pass_time(5.0)
+        back = gateway.send_message("I am back", rest=False)
+        gateway.run(admin.finish_unfinished())
+        assert "I am back" in str(gateway.read_log(back.session))
+
     def test_an_index_of_an_unused_memory_is_erased_too(self, gateway: InProcessGateway) -> None:
         index = builtin(gateway)
         tell_everything(gateway)

@@ -24,6 +24,8 @@ class FiledErasure(Struct, frozen=True, kw_only=True):
 
     identities: tuple[str, ...]
     at: float
+    upto_pos: int = 0
+    """The last entry of the log when it began; 0: unknown."""
     starts: Mapping[str, float] = {}
     rebuild: bool = False
     is_done: bool = False
@@ -70,6 +72,7 @@ class ErasureRecords:
         if self.control.erasures is None:
             return
         line = {"session": "", "seqs": [], "forget": list(erasure.identities), "at": erasure.at, "done": done}
+        line |= {"pos": erasure.upto_pos} if erasure.upto_pos else {}
         line |= {"since": erasure.starts} if erasure.starts else {}
         line |= {"rebuild": True} if erasure.rebuild else {}
         line |= {"merged": True} if merged else {}
@@ -84,6 +87,7 @@ class ErasureRecords:
                 found[names, line["at"]] = FiledErasure(
                     identities=names,
                     at=line["at"],
+                    upto_pos=line.get("pos", 0),
                     starts=line.get("since", {}),
                     rebuild=bool(line.get("rebuild")),
                     is_done=line["done"] or (before is not None and before.is_done),

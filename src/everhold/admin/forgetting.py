@@ -306,12 +306,18 @@ class PersonForgetter:
             identities=filed.identities,
             starts=filed.starts,
             at=filed.at,
-            upto_pos=await self._find_pos_at(filed.at),
+            upto_pos=await self._find_upto_pos(filed),
             by="system",
             places=self._list_places(),
             rebuild=filed.rebuild,
         )
         await self.records.save(erasure if filed.is_done else _mark_interrupted(erasure))
+
+    async def _find_upto_pos(self, filed: FiledErasure) -> int:
+        """The last position that the log had then. The clock may have gone back before, so time alone is not enough.
+        A restored log may end earlier, and gives later positions to new entries.
+        """
+        return max(await self._find_pos_at(filed.at), min(filed.upto_pos, await self.store.last_pos()))
 
     async def _find_pos_at(self, at: float) -> int:
         """The last position of the log that was written by then."""
