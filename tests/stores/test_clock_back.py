@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from everhold.ports.store import RetryDelay
+from everhold.errors import Conflict
+from everhold.ports.store import Change, RetryDelay, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite.cursors import find_latest_wait_start
 from tests.stores.home import open_scenario, open_store, run_coroutine
 
@@ -58,6 +60,33 @@ def test_the_search_ends_once_all_cursors_were_found(tmp_path: Path) -> None:
         assert await store.claim_cursors(owner="me", at=402.0, lease=60.0, limit=8) == []
         assert store._latest == 402.0
         assert find_latest_wait_start(store._cursor) == float("-inf")
+        await store.close()
+
+    run_coroutine(play())
+
+
+def test_a_claim_that_runs_again_notices_again_that_the_clock_went_back(tmp_path: Path) -> None:
+    """A batch with a failing job is rolled back, and its jobs run again one by one."""
+
+    async def play() -> None:
+        store, scenario = await open_scenario(tmp_path / "log.db")
+        await scenario.commit_heard(at=1_000.0)
+        claim = await scenario.claim_cursor(at=1_000.0)
+        wait = RetryDelay(seconds=600.0, mandatory=True)
+        await scenario.update_cursor(claim, at=1_000.0, attempts=1, error="later", wait=wait, release=True)
+        stale = StateWrite(namespace=StateNamespace.QUOTA, key="k", value="{}", version=7)
+        kept = StateWrite(namespace=StateNamespace.QUOTA, key="other", value="{}", version=0)
+        # The first commit waits in the queue, so the claim joins its batch.
+        _, claimed, failed = await asyncio.gather(
+            store.commit(Change(step=Step.STATE, session="", at=400.0, state_writes=(kept,))),
+            store.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8),
+            store.commit(Change(step=Step.STATE, session="", at=400.0, state_writes=(stale,))),
+            return_exceptions=True,
+        )
+        assert claimed == []
+        assert isinstance(failed, Conflict)
+        (again,) = await store.claim_cursors(owner="me", at=1_000.0, lease=60.0, limit=8)
+        assert again.session == claim.session
         await store.close()
 
     run_coroutine(play())

@@ -240,9 +240,9 @@ class SqliteStore:
         held_back: Sequence[str] = (),
         list_held: Callable[[], Collection[str]] = list,
     ) -> list[Claim]:
-        def job(cur: apsw.Cursor) -> list[Claim]:
-            now = at() if callable(at) else at
-            back = now < self._latest
+        def job(cur: apsw.Cursor) -> tuple[list[Claim], float, float]:
+            now, before = at() if callable(at) else at, self._latest
+            back = now < before
             found = cursors.claim_cursors(
                 cur,
                 owner=owner,
@@ -255,10 +255,14 @@ class SqliteStore:
                 list_held=list_held,
                 back=back,
             )
-            self._latest = max(now, cursors.find_latest_wait_start(cur)) if back else now
-            return found
+            return found, before, max(now, cursors.find_latest_wait_start(cur)) if back else now
 
-        return await self.writer.write(job, light=True, durable=False)
+        found, before, latest = await self.writer.write(job, light=True, durable=False)
+        # Only now, because a job that is rolled back with its batch runs again, and must notice again that the clock
+        # went back. Another job may have begun a later wait meanwhile.
+        if self._latest == before:
+            self._latest = latest
+        return found
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         held = {(claim.session, claim.consumer) for claim in claims}
