@@ -240,7 +240,10 @@ class SqliteStore:
         held_back: Sequence[str] = (),
         list_held: Callable[[], Collection[str]] = list,
     ) -> list[Claim]:
-        def job(cur: apsw.Cursor) -> tuple[list[Claim], float, float]:
+        before = latest = self._latest
+
+        def job(cur: apsw.Cursor) -> list[Claim]:
+            nonlocal before, latest
             now, before = at() if callable(at) else at, self._latest
             back = now < before
             found = cursors.claim_cursors(
@@ -255,9 +258,10 @@ class SqliteStore:
                 list_held=list_held,
                 back=back,
             )
-            return found, before, max(now, cursors.find_latest_wait_start(cur)) if back else now
+            latest = max(now, cursors.find_latest_wait_start(cur)) if back else now
+            return found
 
-        found, before, latest = await self.writer.write(job, light=True, durable=False)
+        found = await self.writer.write(job, light=True, durable=False)
         # Only now, because a job that is rolled back with its batch runs again, and must notice again that the clock
         # went back. Another job may have begun a later wait meanwhile.
         if self._latest == before:
