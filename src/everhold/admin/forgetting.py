@@ -315,7 +315,7 @@ class PersonForgetter:
 
     async def _find_upto_pos(self, filed: FiledErasure) -> int:
         """The last position that the log had then. The clock may have gone back before, so time alone is not enough.
-        A restored log may end earlier, and gives later positions to new entries.
+        A restored log may end earlier; what is written after its end is new.
         """
         return max(await self._find_pos_at(filed.at), min(filed.upto_pos, await self.store.last_pos()))
 

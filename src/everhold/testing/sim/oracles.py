@@ -568,13 +568,17 @@ def check_drafts(facts: SimFacts) -> Iterator[str]:
     given_up = {dead_letter.key.rpartition(":")[0] for dead_letter in facts.dead_letters}
     for session, log in facts.logs.items():
         excused = {e.op for e in log if f"{session}:{e.seq}" in given_up}
-        replies = {e.seq: e.op for e in log if e.kind in (EntryKind.SAID, EntryKind.NOTIFIED)}
+        # A reply that was delivered before it was erased has replaced its draft.
+        delivered = {r.seq for r in facts.receipts[session] if r.part != DRAFT_PART}
+        undelivered = {
+            e.seq: e.op for e in log if e.kind in (EntryKind.SAID, EntryKind.NOTIFIED) and e.seq not in delivered
+        }
         for entry in log:
             match entry.body:
                 case Ended(outcome="erased"):
                     excused.add(entry.op)
                 case Erased(seqs=seqs):
-                    excused |= {replies[seq] for seq in seqs if seq in replies}
+                    excused |= {undelivered[seq] for seq in seqs if seq in undelivered}
                 case Changed(change=OperationsUndone(ops=ops)):
                     excused |= set(ops)
         in_doubt = {r.seq for r in facts.receipts[session] if r.part == DRAFT_PART and r.in_doubt}
