@@ -481,10 +481,8 @@ def _format_message(message: ModelMessage, *, stays: bool) -> str:
     calls = "".join(f" [calls {call.tool}]" for call in message.calls)
     if message.name or message.speaker:
         text = render_user_text(message)
-        if stays:
-            text = text.replace(
-                "]", f" · {STAYS_VERBATIM}]", 1
-            )  # the first bracket ends the line that names the speaker
+        if stays:  # the first bracket closes the speaker's name, which contains none
+            text = text.replace("]", f" · {STAYS_VERBATIM}]", 1)
         return f"{text}{calls}"
     role = f"{message.role} · {STAYS_VERBATIM}" if stays else message.role
     return f"{role}: {prefix_lines(message.text)}{calls}"
