@@ -25,7 +25,7 @@ from everhold.core.entries import (
 from everhold.core.turn import MAX_TURN_ATTEMPTS, compute_stable_seconds
 from everhold.errors import LeaseLost, Overloaded, Refused, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import ModelRequest, ModelResponse
-from everhold.ports.store import Change, CommitResult, Step, Wakeup
+from everhold.ports.store import Change, CommitResult, Operation, Step, Wakeup
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
@@ -65,6 +65,21 @@ class SlowTool(FakeTool):
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         await asyncio.sleep(10)
         return await super().run(arguments, context)
+
+
+class SlowBusyModel(FakeModel):
+    """A model that refuses its first request when it is told to, and asks to wait."""
+
+    def __init__(self, *, retry_after: float) -> None:
+        super().__init__()
+        self.refuses = asyncio.Event()
+        self.faults.fail_next(Overloaded("slow down", retry_after=retry_after))
+        self.is_asked = False
+
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        self.is_asked = True
+        await self.refuses.wait()
+        return await super().answer(request, on_text=on_text)
 
 
 def wake_dispatcher(gateway: InProcessGateway) -> None:
@@ -195,6 +210,33 @@ class TestRule6Fences:
         gateway.send_message("are you there?", rest=False)
         gateway.pass_time(590)
         assert len(model.requests) == 2
+        gateway.pass_time(20)
+        assert gateway.list_shown_texts()[-1] == "You said: are you there?"
+        gateway.assert_sound()
+
+    def test_a_retry_delay_is_kept_although_the_turn_was_ended_while_the_inbox_was_read(
+        self, gateway: InProcessGateway
+    ) -> None:
+        session = gateway.send_message("a secret").session
+        assert gateway.process is not None
+        disk, control = gateway.process.disk, gateway.control
+        model = gateway.runtimes.model = SlowBusyModel(retry_after=600.0)
+        real, secret = (
+            disk.list_operations,
+            [entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Heard)],
+        )
+
+        async def list_operations(*args: Any, **options: Any) -> list[Operation]:
+            if model.is_asked and secret:
+                await control.erase_entries(session, [secret.pop()])  # this ends the turn
+                model.refuses.set()
+                await asyncio.sleep(0.01)  # the answer of the model arrives before the result of this read
+            return await real(*args, **options)
+
+        disk.list_operations = list_operations  # type: ignore[method-assign]  # the worst moment is inside a read
+        gateway.send_message("are you there?", rest=False)
+        gateway.pass_time(590)
+        assert len(model.requests) == 1
         gateway.pass_time(20)
         assert gateway.list_shown_texts()[-1] == "You said: are you there?"
         gateway.assert_sound()

@@ -57,6 +57,7 @@ from everhold.core.turn import (
     AskModel,
     BodiesRecorded,
     FinishTurn,
+    ModelUnreachable,
     RecordBodies,
     RequestTooLong,
     RunTool,
@@ -674,6 +675,8 @@ class TurnExecution:
                 try:
                     decision, seen = await self._decide_next_step(boundary=False, after=seen)
                 except LeaseLost:  # perhaps because an entry it has read was erased: the result must not be sent
+                    if _is_unanswered(task):
+                        break  # the model may have asked for a delay, which must be recorded
                     task.cancel()
                     raise
                 if isinstance(decision, CutTurn) and not task.done():
@@ -975,3 +978,8 @@ class TurnExecution:
                         BudgetSpend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens)
                     )
         return tuple(spends)
+
+
+def _is_unanswered(task: asyncio.Future[TurnEvent]) -> bool:
+    """Return whether the model has been asked, and could not answer."""
+    return task.done() and task.exception() is None and isinstance(task.result(), ModelUnreachable)
