@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from everhold.core.address import parse_address
 from everhold.core.entries import AGENT_ITSELF, ChatLocation, Heard
 from everhold.errors import Transient
 from everhold.infra.secret import SecretString
+from everhold.platforms.matrix import adapter, client
 from everhold.platforms.matrix.adapter import MatrixPlatform
 from everhold.platforms.matrix.parsing import EVERHOLD_CONTENT_KEY
 from everhold.platforms.matrix.settings import MatrixSettings
@@ -92,6 +94,59 @@ async def test_filling_a_gap_that_was_interrupted_starts_again(harness: Platform
     await harness.restart()
     await harness.wait_until_heard("meanwhile 11")
     assert await harness.read_texts() == ["before", *(f"meanwhile {number}" for number in range(12))]
+
+
+async def test_a_sync_that_is_too_large_is_read_in_parts(
+    harness: PlatformHarness, remote: RemoteMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 25_000)
+    monkeypatch.setattr(client, "PAGE_SIZE", 5)
+    harness.start()
+    await remote.write("before", to=remote.chat)
+    await harness.wait_until_heard("before")
+    await harness.stop()
+    for number in range(22):
+        await remote.write(f"{number} " + "long " * 400, to=remote.chat)
+    await harness.restart()
+    await remote.write("the end", to=remote.chat)
+    await harness.wait_until_heard("the end")
+    heard = [text.split()[0] for text in await harness.read_texts()]
+    assert heard == ["before", *map(str, range(22)), "the"]
+
+
+async def test_a_homeserver_with_endless_history_is_left(
+    harness: PlatformHarness, remote: RemoteMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.proxy.cap = 2
+    monkeypatch.setattr(adapter, "MAX_GAP_BYTES", 5 * adapter.MIN_PAGE_BYTES)
+    harness.start()
+    await remote.write("before", to=remote.chat)
+    await harness.wait_until_heard("before")
+    await harness.stop()
+    for number in range(5):
+        await remote.write(f"meanwhile {number}", to=remote.chat)
+    for number in range(20):
+        page = {"chunk": [{"type": "m.room.topic", "content": {}}], "end": f"t{number}"}
+        remote.proxy.plan_fault("messages", "answer", answer=LoopbackResponse(200, json.dumps(page).encode()))
+    await harness.restart()
+    await harness.wait_until_heard("meanwhile 4")
+    assert sum(name == "messages" for name, _ in remote.proxy.calls) == 6
+
+
+async def test_a_room_whose_members_are_too_many_to_read_counts_as_a_group(
+    harness: PlatformHarness, remote: RemoteMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get_members(self: client.MatrixClient, room: str, *, at: str = "") -> list[dict[str, Any]]:
+        with monkeypatch.context() as limited:  # nothing else is read meanwhile
+            limited.setattr(client, "MAX_ANSWER_BYTES", 50)
+            return await original(self, room, at=at)
+
+    original = client.MatrixClient.get_members
+    monkeypatch.setattr(client.MatrixClient, "get_members", get_members)
+    harness.start()
+    await remote.write("hello", to=remote.chat)
+    await harness.wait_until_heard("hello")
+    assert [parse_address(body.stamp.address).kind for body in await harness.read_heard()] == ["group"]
 
 
 async def test_a_member_who_may_have_joined_in_a_gap_counts(harness: PlatformHarness, remote: RemoteMatrix) -> None:

@@ -51,6 +51,10 @@ MAX_HISTORY_PAGES: Final = 50
 SUCCESSOR_KEY_PREFIX: Final = "heir/"
 MAX_ROOM_UPGRADES: Final = 20
 """How many replacements of a room are followed. Rooms may replace each other in a circle."""
+MAX_GAP_BYTES: Final = 100_000_000
+"""How much of a room is read back at most after a pause. All of it is held in memory until the oldest is found."""
+MIN_PAGE_BYTES: Final = 10_000
+"""What a page counts at least, so that a homeserver with endless short pages is left at some time."""
 MAX_SKIPPED_EVENTS: Final = 50
 """Events without a message, such as our own, that may be read again after a restart."""
 
@@ -205,13 +209,21 @@ class MatrixPlatform:
     async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:
         """Return the events that a sync left out because there were too many, in order."""
         found: list[Any] = []
+        size = 0
         for _ in range(MAX_HISTORY_PAGES) if end == LOST_POSITION else itertools.count():
             try:
                 page = await self._client.get_messages(chat, start=start, end=end)
-            except Refused as error:
+            except (Refused, client.MatrixAnswerTooLarge) as error:
                 self._log.warning("gap.closed", chat=chat, found=len(found), error=error)
                 break
             chunk = page.get("chunk") or []
+            size += max(MIN_PAGE_BYTES, len(msgspec.json.encode(chunk)))
+            if size > MAX_GAP_BYTES:
+                self._log.warning("gap.closed", chat=chat, found=len(found), error=f"more than {MAX_GAP_BYTES:,} bytes")
+                self._account_context.report(
+                    f"{chat}: more was missed than can be read back", "older messages of this room are not heard"
+                )
+                break
             recent = parsing.filter_recent(chunk) if end == LOST_POSITION else chunk
             found += recent
             following = page.get("end")
@@ -274,10 +286,9 @@ class MatrixPlatform:
         if room is None:
             try:
                 room = parsing.MatrixRoom.from_events(await self._client.get_members(chat, at=at))
-            except Refused:
-                return parsing.MatrixRoom(
-                    members={}
-                )  # the account was removed, so earlier messages are treated as in a group
+            except (Refused, client.MatrixAnswerTooLarge):
+                # the account was removed, so earlier messages are treated as in a group; or there are too many members
+                return parsing.MatrixRoom(members={})
             self._rooms[chat] = room
         return room
 

@@ -7,6 +7,7 @@ decides about waits and repeats.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
@@ -28,6 +29,11 @@ UNSENT_ERRORS: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutE
 """Errors that occur before the request is sent. After any other one the request may have been carried out."""
 TIMELINE_LIMIT: Final = 1000
 """How many events of a room one sync may return. Servers cap it; the rest is fetched page by page."""
+SMALLER_TIMELINE_LIMITS: Final = (20, 1)
+"""What a sync asks for instead if its answer is too large."""
+MAX_ANSWER_BYTES: Final = 50_000_000
+MAX_ERROR_BYTES: Final = 65_536
+"""How much of an error's answer is read. It is a code and a sentence."""
 SYNC_FILTER: Final[Mapping[str, Any]] = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -60,6 +66,10 @@ class MatrixPositionUnknown(Refused):
     """The homeserver does not know the sync token."""
 
 
+class MatrixAnswerTooLarge(InDoubt):
+    """The answer of the homeserver is larger than any that is read. The call may have been carried out."""
+
+
 class MatrixClient:
     """One account's connection."""
 
@@ -80,13 +90,26 @@ class MatrixClient:
 
     async def sync(self, since: str | None, *, seconds: float, only: Mapping[str, Any] = SYNC_FILTER) -> dict[str, Any]:
         """Return what is new since an offset, at once or within `seconds`."""
-        call = Api.sync("", since=since, timeout=int(seconds * 1000), filter=dict(only), set_presence="offline")
         try:
-            return await self._call("news", *call, deadline=seconds + DEADLINE_SECONDS)
+            return await self._sync_once(since, seconds, only)
+        except MatrixAnswerTooLarge:
+            return await self._sync_in_part(since, seconds, only)
         except MatrixRefused as error:
             if since is None or error.code not in UNKNOWN_POSITION_CODES:
                 raise
             raise MatrixPositionUnknown(f"{self.homeserver} does not know our sync token: {error.message}") from error
+
+    async def _sync_once(self, since: str | None, seconds: float, only: Mapping[str, Any]) -> dict[str, Any]:
+        call = Api.sync("", since=since, timeout=int(seconds * 1000), filter=dict(only), set_presence="offline")
+        return await self._call("news", *call, deadline=seconds + DEADLINE_SECONDS)
+
+    async def _sync_in_part(self, since: str | None, seconds: float, only: Mapping[str, Any]) -> dict[str, Any]:
+        """Sync with fewer events of each room. The others are fetched page by page."""
+        *larger, smallest = SMALLER_TIMELINE_LIMITS
+        for limit in larger:
+            with contextlib.suppress(MatrixAnswerTooLarge):
+                return await self._sync_once(since, seconds, _limit_timeline(only, limit))
+        return await self._sync_once(since, seconds, _limit_timeline(only, smallest))
 
     async def get_messages(self, room: str, *, start: str, end: str) -> dict[str, Any]:
         """Return the events of a room before `start`, latest first, down to `end` if it is given."""
@@ -122,13 +145,12 @@ class MatrixClient:
                 response = await self._request("GET", path, None, None, UPLOAD_SECONDS)
                 async with response:
                     if response.status != 200:
-                        raise self._convert_error("the file", response.status, await response.read(), response.headers)
-                    data = bytearray()
-                    async for piece in response.content.iter_chunked(65_536):
-                        data += piece
-                        if len(data) > most:
-                            raise Refused(f"it is larger than {most:,} bytes")
-                    return bytes(data)
+                        body = await _read_body(response, most=MAX_ERROR_BYTES)
+                        raise self._convert_error("the file", response.status, body, response.headers)
+                    data = await _read_body(response, most=most + 1)
+                    if len(data) > most:
+                        raise Refused(f"it is larger than {most:,} bytes")
+                    return data
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Transient(f"the file could not be downloaded: {type(error).__name__}") from error
 
@@ -170,13 +192,19 @@ class MatrixClient:
             async with asyncio.timeout(deadline):
                 response = await self._request(method, path, data, media, deadline)
                 async with response:
-                    status, body, headers = response.status, await response.read(), response.headers
+                    status, headers = response.status, response.headers
+                    most = MAX_ANSWER_BYTES + 1 if status == 200 else MAX_ERROR_BYTES
+                    body = await _read_body(response, most=most)
         except UNSENT_ERRORS as error:
             raise Transient(f"{self.homeserver} cannot be reached: {type(error).__name__}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise InDoubt(f"{self.homeserver} did not answer about {what}: {type(error).__name__}") from error
         if status != 200:
             raise self._convert_error(what, status, body, headers)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise MatrixAnswerTooLarge(
+                f"{self.homeserver} gave an answer about {what} of more than {MAX_ANSWER_BYTES:,} bytes"
+            )
         found = _decode_json(body)
         if found is None:
             raise InDoubt(f"{self.homeserver} gave an answer about {what} that is not Matrix")
@@ -217,6 +245,20 @@ class MatrixClient:
                 return MatrixRefused(text, code)
             case _:
                 return InDoubt(f"{self.homeserver} failed at {what}: {status}")
+
+
+def _limit_timeline(only: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    return {**only, "room": {**only["room"], "timeline": {**only["room"]["timeline"], "limit": limit}}}
+
+
+async def _read_body(response: aiohttp.ClientResponse, *, most: int) -> bytes:
+    """Return the body, or its first `most` bytes."""
+    data = bytearray()
+    async for piece in response.content.iter_chunked(65_536):
+        data += piece
+        if len(data) >= most:
+            break
+    return bytes(data[:most])
 
 
 def _decode_json(body: bytes) -> dict[str, Any] | None:
