@@ -531,6 +531,29 @@ class TestBackups:
         assert OTHER in live(gateway)
         gateway.run(index.close())
 
+    def test_a_person_keeps_the_links_of_a_restored_store_if_only_one_identity_was_forgotten(
+        self, gateway: InProcessGateway
+    ) -> None:
+        """The identity was taken from the person before it was forgotten, and the backup is from before that."""
+        gateway.send_message(f"{OTHER} stays")
+        gateway.send_message(f"{CANARY} there", who="telegram:7", chat="t")
+        link(gateway, "ada", "matrix:@a:x", "telegram:7", label="Ada")
+        copy = {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
+        link(gateway, "telegram:8", "telegram:7")
+        gateway.run(memory(gateway).forget_person("telegram:8"))
+        gateway.crash()
+        for file in gateway.path.glob("log.db*"):
+            file.unlink()
+        for name, data in copy.items():
+            (gateway.path / name).write_bytes(data)
+        gateway.start()
+        assert gateway.run(memory(gateway).resume_erasures(restored=True))
+        people = gateway.run(gateway.store.get_people())
+        assert people.list_names("Ada") == ("ada", "matrix:@a:x")
+        assert people.find_person("telegram:7") is None
+        assert CANARY not in live(gateway)
+        assert OTHER in live(gateway)
+
 
 @pytest.mark.parametrize("planted", ["assumes-202", "tool-without-tombstones"])
 def test_planted_bugs_are_found(gateway: InProcessGateway, planted: str, monkeypatch: pytest.MonkeyPatch) -> None:

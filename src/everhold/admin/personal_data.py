@@ -291,16 +291,24 @@ class PersonalData:
         return {chat for chat in chats if chat.startswith(f"{SubjectKind.CHAT}:")}
 
     async def _forget_identities(self, names: Collection[str], *, upto: ErasureMoment) -> None:
-        """Remove the label and the links of the person. An identity that speaks again is a new person."""
+        """Remove the label and the links of the person. An identity that speaks again is a new person.
+
+        In a store that was restored from a backup, an identity may belong to a person from whom it was taken before
+        it was forgotten. That person keeps the others.
+        """
+        people = await self.store.get_people()
+        known = [it for it in people.identities.values() if it.at <= upto.at]
+        gone = [it for it in known if it.identity in names]
+        kept = {it.person for it in known if it.identity not in names}
 
         def plan(planner: PeoplePlanner) -> None:
-            for person in dict.fromkeys(
-                it.person for it in people.identities.values() if it.identity in names and it.at <= upto.at
-            ):
-                planner.forget_person(person)
+            for person in dict.fromkeys(it.person for it in gone):
+                if person in kept:
+                    planner.forget_identities(person, [it.identity for it in gone if it.person == person])
+                else:
+                    planner.forget_person(person)
 
-        people = await self.store.get_people()
-        if any(it.identity in names and it.at <= upto.at for it in people.identities.values()):
+        if gone:
             now = self.gates.clock.now()
             await update_people(self.store, chance=self.gates.chance, at=now, by="operator", plan=plan)
 

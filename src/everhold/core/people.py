@@ -552,6 +552,11 @@ class PeoplePlanner:
             self._add(PeopleAction.UNLINKED, person, identity=identity)
         self._add(PeopleAction.FORGOTTEN, person)
 
+    def forget_identities(self, person: str, identities: Collection[str]) -> None:
+        """Remove these identities of a person, who keeps the label and the other identities."""
+        for identity in identities:
+            self._add(PeopleAction.UNLINKED, person, identity=identity)
+
     def _has_others(self, record: IdentityRecord) -> bool:
         """Return whether the person of an identity has other identities."""
         return any(it.person == record.person and it.identity != record.identity for it in self._identities.values())
