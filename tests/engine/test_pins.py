@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from everhold.core.context import PINS_HEADING
-from everhold.core.entries import Compressed, Heard, Notified
+from everhold.core.entries import Compressed, Heard, Notified, Thought
 from everhold.core.pins import MAX_PIN_TOKENS
+from everhold.errors import TooLong
+from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
 
@@ -50,6 +52,30 @@ def test_a_pin_survives_every_compression_and_undo(wide: InProcessGateway) -> No
     wide.send_message("on")
     assert any(TOLD in message.text for message in wide.runtimes.model.requests[-1].messages)
     wide.assert_sound()
+
+
+def test_the_context_of_a_turn_that_had_to_compress_is_shown_with_its_pins(gateway: InProcessGateway) -> None:
+    """The model refused the request as too long, so the turn itself compressed what came before it."""
+    make_compressing(gateway, window=60_000)
+    session = gateway.send_message("the crates are counted twice").session
+    assert say(gateway, "/pin").startswith("Pinned")
+    talk(gateway, 6)
+    original, refused = gateway.runtimes.model._by_request, []
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        if not refused and "how many" in request.messages[-1].text:
+            refused.append(request)
+            raise TooLong("too many tokens")
+        assert original is not None
+        return original(request)
+
+    gateway.runtimes.model._by_request = answer
+    gateway.send_message("how many crates are there?")
+    assert len(gateway.read_bodies(session, Compressed)) == 1
+    thought = [entry.seq for entry in gateway.read_log(session) if isinstance(entry.body, Thought)][-1]
+    shown = gateway.run(gateway.control.load_context(session, at=thought))
+    assert shown.exact
+    assert any(message.text.startswith(PINS_HEADING) for message in shown.request.messages)
 
 
 def test_a_pin_survives_a_restart_and_unpin_removes_it(wide: InProcessGateway) -> None:

@@ -46,7 +46,7 @@ from everhold.core.pins import build_pinned
 from everhold.core.wording import describe_count
 from everhold.engine import session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntimes
-from everhold.engine.context_cache import PinnedEntry, list_pins, list_turn_entries, load_context_at
+from everhold.engine.context_cache import PinnedEntry, list_pins, list_turn_entries, load_context_at, load_pinned
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.recall_records import RecallRecords
 from everhold.errors import Conflict, InvalidRequest, NotFound
@@ -162,8 +162,10 @@ class SessionAdmin:
         operation = (await self.store.list_operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
         entries = await list_turn_entries(self.store, session.id, [operation], upto=thought.seq - 1)
         mine = [entry for entry in entries if entry.op == thought.op]
-        pins = [e.body.compression for e in mine if isinstance(e.body, Began | Took) and e.body.compression is not None]
-        prefix = await self._load_prefix(session, thought.op, pins)
+        chosen = [
+            e.body.compression for e in mine if isinstance(e.body, Began | Took) and e.body.compression is not None
+        ]
+        prefix = await self._load_prefix(session, thought.op, chosen)
         then = msgspec.structs.replace(operation, undone_at=0, state="running")  # as it was when the model was asked
         current = assemble_context(select_operations([then], at=thought.seq), entries)
         stubs = frozenset(thought.body.stubs)
@@ -182,14 +184,14 @@ class SessionAdmin:
         reason = "" if exact else "a part of it was erased or is no longer known"
         return ShownContext(session=session.id, at=thought.seq, request=request, exact=exact, reason=reason)
 
-    async def _load_prefix(self, session: Session, op: int, pins: list[int]) -> SessionContext:
-        """The context before a turn, with the compression that its `began` pinned. A compression that was pinned during
-        the turn replaces everything before it."""
-        if len(pins) > 1 and pins[-1]:
-            compression = await self.store.list_entries(session.id, after=pins[-1], kinds=())
-            compressed = next(entry for entry in compression if entry.op == pins[-1] and entry.kind == "compressed")
-            return SessionContext(compression=compressed)
-        return await load_context_at(self.store, session, at=op, compression=pins[0] if pins else None)
+    async def _load_prefix(self, session: Session, op: int, chosen: list[int]) -> SessionContext:
+        """The context before a turn, with the compression that its `began` chose. A compression that was chosen during
+        the turn replaces everything before it but the pins."""
+        if len(chosen) > 1 and chosen[-1]:
+            compression = await self.store.list_entries(session.id, after=chosen[-1], kinds=())
+            compressed = next(entry for entry in compression if entry.op == chosen[-1] and entry.kind == "compressed")
+            return SessionContext(compression=compressed, pins=await load_pinned(self.store, session.id, at=op))
+        return await load_context_at(self.store, session, at=op, compression=chosen[0] if chosen else None)
 
     async def _find_thought(self, session: Session, at: int) -> Entry:
         for entry in await self.store.list_entries(session.id, after=at - 1, limit=audit.PAGE_ENTRIES):

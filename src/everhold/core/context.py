@@ -179,11 +179,15 @@ def render_messages(
     if view.compression is not None and isinstance(view.compression.body, Compressed):
         out.append(ModelMessage(role="user", name="everhold", text=_render_compression(view.compression.body)))
     if view.pins:
-        text = "\n".join((PINS_HEADING, *_render_verbatim(view.pins)))
-        out.append(ModelMessage(role="user", name="everhold", text=text))
+        out.append(ModelMessage(role="user", name="everhold", text=render_pins(view.pins)))
     for exchange in view.turns:
         out.extend(_render_turn(exchange, stubs, recalled if exchange is view.turns[-1] else ""))
     return tuple(out)
+
+
+def render_pins(pins: Iterable[VerbatimMessage]) -> str:
+    """Return what people pinned as the text of one message."""
+    return "\n".join((PINS_HEADING, *_render_verbatim(pins)))
 
 
 def build_model_request(

@@ -54,7 +54,7 @@ def collect_expected_memories(session: str, log: Sequence[Entry]) -> list[Expect
                 found.append(ExpectedMemory(key=f"{session}:{entry.seq}:note", seq=entry.seq))
             case None if entry.kind is EntryKind.NOTED:
                 found.append(ExpectedMemory(key=f"{session}:{entry.seq}:note", seq=entry.seq, erased=True))
-            case Changed(change=OperationsUndone(ops=ops)) if any(began[op] == "turn" for op in ops):
+            case Changed(change=OperationsUndone(ops=ops)) if any(began.get(op) == "turn" for op in ops):
                 found.append(ExpectedMemory(key=f"{session}:{entry.seq}:retract", seq=entry.seq))
     return found
 

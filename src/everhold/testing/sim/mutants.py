@@ -57,6 +57,7 @@ from everhold.ports.store import (
     Claim,
     CommitResult,
     InFlightBatch,
+    Operation,
     PeerRecord,
     Receipt,
     RetryDelay,
@@ -732,6 +733,26 @@ class KnowsNoTombstones(GatedStore):
         return [] if namespace is StateNamespace.ERASURE else await super().list_state_records(namespace, scope=scope)
 
 
+class CompressesPins(GatedStore):
+    """Loses the pins that are older than the newest compression."""
+
+    async def list_operations(self, session: str, **how: Any) -> list[Operation]:
+        found = await super().list_operations(session, **how)
+        if how.get("types") != ("pin",):
+            return found
+        made = await super().list_operations(session, types=("compression",), states=("done",))
+        return [pin for pin in found if all(pin.op > compression.op for compression in made)]
+
+
+class KeepsRemovedPins(GatedStore):
+    """Shows pins that were removed."""
+
+    async def list_operations(self, session: str, **how: Any) -> list[Operation]:
+        found = await super().list_operations(session, **how)
+        is_pins = how.get("types") == ("pin",)
+        return [structs.replace(it, undone_at=0) for it in found] if is_pins else found
+
+
 class AnswersTooSoon(GatedStore):
     """Does not sync a commit that has an effect outside."""
 
@@ -847,6 +868,14 @@ MUTANTS: Final[dict[str, SimMutant]] = {
             **_LONG_CHATS,
             **_MANY_ACTIONS,
         },
+    ),
+    "pins-compressed": SimMutant(
+        description="lose pins by a compression",
+        parts=_make_store_parts(CompressesPins),
+        settings={"context_tokens": 450, "pins": 0.6},
+    ),
+    "pins-stay": SimMutant(
+        description="show pins that were removed", parts=_make_store_parts(KeepsRemovedPins), settings={"pins": 0.6}
     ),
     "short-wait": SimMutant(description="shorten a long requested wait", parts=_make_store_parts(ShortensWaits)),
     "unmarked": SimMutant(

@@ -1,4 +1,4 @@
-"""The simulated operator: erases, adds notes, undoes turns, stops them, replays dead letters, links identities."""
+"""The simulated operator: erases, notes, undoes, stops, replays dead letters, links identities, pins entries."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ALIASES: Final = ("", "north", "south")
 PACE_SECONDS: Final = 12.0
 INTERFERENCE_PROBABILITY: Final = 0.2
+UNPIN_PROBABILITY: Final = 0.25
 OPERATOR_ACTIONS: Final = (
     "erase", "erase", "note", "undo", "stop", "replay", "replay", "link", "join", "join", "part", "part",
     "alias", "alias", "forget",
@@ -45,8 +46,11 @@ class SimOperator:
         self.find_control = find_control
         self.find_forgetter = find_forgetter
         self.rng = random.Random(f"{world.seed}/operator")
+        self.pin_rng = random.Random(f"{world.seed}/pins")
 
     async def run(self) -> None:
+        if self.world.profile.pins:
+            self.world.loop.create_task(self._keep_pinning())
         while not self.world.calm:
             await asyncio.sleep(PACE_SECONDS * 2 * self.rng.random())
             if self.rng.random() < self.world.profile.operator_actions:
@@ -54,6 +58,26 @@ class SimOperator:
         # replay the dead letters after the faults end
         await asyncio.sleep(PACE_SECONDS)
         self._start_action(lambda control: control.replay_dead_letters())
+
+    async def _keep_pinning(self) -> None:
+        """Pin entries and remove pins. It has its own chance, so that the schedules of other seeds stay as they are."""
+        while not self.world.calm:
+            await asyncio.sleep(PACE_SECONDS * 2 * self.pin_rng.random())
+            if self.pin_rng.random() < self.world.profile.pins:
+                self._start_action(self._pick_pin)
+
+    def _pick_pin(self, control: SessionAdmin) -> Coroutine[Any, Any, object] | None:
+        rng, known = self.pin_rng, sorted(self.witness.secrets)
+        if not known:
+            return None
+        session, seq = rng.choice(known)
+        if rng.random() < UNPIN_PROBABILITY:
+            self.world.stats["pins removed"] += 1
+            self.world.record("operator", f"unpins entry {seq} of {session}")
+            return control.unpin_entry(session, rng.choice((seq, None)))
+        self.world.stats["entries pinned"] += 1
+        self.world.record("operator", f"pins entry {seq} of {session}")
+        return control.pin_entry(session, seq)
 
     def interfere(self, recalled: str) -> None:
         """Sometimes erase what a memory just returned to a running turn."""

@@ -70,6 +70,8 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     """The number of HTTP callers."""
     batch_seconds: float
     """For how long commits of a process are collected and then made at once; 0 for each alone."""
+    pins: float
+    """The probability at each check that somebody pins an entry or removes a pin."""
 
 
 def draw_profile(seed: int) -> SimProfile:
@@ -114,4 +116,5 @@ def draw_profile(seed: int) -> SimProfile:
         model_fault=0.0 if calm else chance.choice((0.0, 0.1, 0.3)),
         callers=chance.choice((0, 0, 1)),
         batch_seconds=chance.choice((0.0, 0.0, 0.05, 0.5)),
+        pins=chance.choice((0.0, 0.0, 0.0, 0.6)),
     )

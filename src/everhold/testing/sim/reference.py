@@ -6,12 +6,12 @@ It is a second implementation on purpose. It shares the types with core, but nei
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from everhold.core.context import render_summary
+from everhold.core.context import render_pins, render_summary
 from everhold.core.entries import (
     Began,
     BranchedFrom,
@@ -20,6 +20,7 @@ from everhold.core.entries import (
     ContextReset,
     Ended,
     Entry,
+    EntryPinned,
     Erased,
     Heard,
     OperationsUndone,
@@ -28,6 +29,7 @@ from everhold.core.entries import (
     Took,
     ToolCall,
 )
+from everhold.core.pins import build_pinned
 from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 CONVERSATION_KINDS: Final = {"done", "failed", "stopped", "interrupted"}
@@ -64,6 +66,7 @@ class ReferenceReading:
         self.invalid_compressions: set[int] = set()
         self.uncertain_compressions: set[int] = set()
         """Compressions that were erased later, so it is unknown whether they covered an undone turn."""
+        self.pins: dict[int, EntryPinned] = {}
         self.branch: BranchedFrom | None = None
         for entry in self.log:
             self._read_entry(entry)
@@ -96,6 +99,8 @@ class ReferenceReading:
                     for op, compression in self.compressions.items()
                     if any(turn <= self._get_covered_upto(compression) for turn in turns)
                 )
+            case Changed(change=EntryPinned() as pin):
+                self.pins[entry.seq] = pin
             case Changed(change=BranchedFrom() as branch):
                 self.branch = branch
             case Erased(compressions=compressions):
@@ -129,25 +134,45 @@ class ReferenceReading:
         return max(valid, key=lambda op: self.compressions[op].seq, default=0)
 
     def read_history(self, compression: int | None = None) -> list[ModelMessage]:
-        """Return the whole history for the model. `compression`: the pinned one, or None for the newest."""
-        pinned = self.find_newest_compression() if compression is None else compression
+        """Return the whole history for the model. `compression`: the chosen one, or None for the newest."""
+        summary, turns = self._read_summary_and_turns(compression)
+        return [*summary, *self._read_pins(), *turns]
+
+    def _read_summary_and_turns(self, compression: int | None) -> tuple[list[ModelMessage], list[ModelMessage]]:
+        chosen = self.find_newest_compression() if compression is None else compression
+        summary: list[ModelMessage] = []
         shown: list[ModelMessage] = []
         after = self.reset_seq
-        if pinned:
-            entry = next(entry for entry in self.whole.values() if entry.op == pinned and entry.kind == "compressed")
+        if chosen:
+            entry = next(entry for entry in self.whole.values() if entry.op == chosen and entry.kind == "compressed")
             if not isinstance(entry.body, Compressed):
                 raise InexactReading
-            shown.append(ModelMessage(role="user", name="everhold", text=_format_summary(entry.body)))
+            summary.append(ModelMessage(role="user", name="everhold", text=_format_summary(entry.body)))
             after = max(after, entry.body.covers)
         elif not self.reset_seq and self.branch is not None:
             parent = ReferenceReading(self.logs, self.branch.parent, self.branch.at + 1, self.pos, stubs=self.stubs)
-            shown.extend(parent.read_history())
+            summary, shown = parent._read_summary_and_turns(None)
         for op, began in self.began.items():
             if began.type != "turn" or op <= after or op in self.undone:
                 continue
             if op in self.ended and self.ended[op].outcome in CONVERSATION_KINDS:
                 shown.extend(self.read_turn(op))
-        return shown
+        return summary, shown
+
+    def _read_pins(self) -> list[ModelMessage]:
+        """Return the message with everything that is pinned, after a reset only what was pinned since."""
+        pins = [pin for op, pin in self.pins.items() if op > self.reset_seq and op not in self.undone]
+        entries = [self._get_pinned(pin) for pin in pins]
+        shown = [text for entry in entries if entry is not None and (text := build_pinned(entry)) is not None]
+        return [ModelMessage(role="user", name="everhold", text=render_pins(shown))] if shown else []
+
+    def _get_pinned(self, pin: EntryPinned) -> Entry | None:
+        session = pin.session or self.session
+        entry = next(entry for entry in self.logs[session] if entry.seq == pin.seq)
+        if entry.body is not None:
+            return entry
+        self._require_erased_before(self.logs[session], pin.seq)
+        return None
 
     def read_turn(self, op: int, *, before: int | None = None, recalled: str = "") -> list[ModelMessage]:
         """Return the messages of one operation. While it runs, its recalled text comes first."""
@@ -184,10 +209,14 @@ class ReferenceReading:
                 pieces=body.pieces,
                 attachments=body.attachments,
             )
-        erased = [e for e in self.whole.values() if isinstance(e.body, Erased) and seq in e.body.seqs]
+        self._require_erased_before(self.whole.values(), seq)
+        return None
+
+    def _require_erased_before(self, log: Iterable[Entry], seq: int) -> None:
+        """Raise InexactReading if an entry was erased after this moment, so that its text was still shown."""
+        erased = [e for e in log if isinstance(e.body, Erased) and seq in e.body.seqs]
         if all(e.pos > self.pos for e in erased):
             raise InexactReading
-        return None
 
     def _render_result(self, call: ToolCall, later: list[Entry]) -> ModelMessage:
         for entry in later:
