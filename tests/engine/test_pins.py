@@ -60,7 +60,8 @@ def test_the_context_of_a_turn_that_had_to_compress_is_shown_with_its_pins(gatew
     session = gateway.send_message("the crates are counted twice").session
     assert say(gateway, "/pin").startswith("Pinned")
     talk(gateway, 6)
-    original, refused = gateway.runtimes.model._by_request, []
+    original = gateway.runtimes.model._by_request
+    refused: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> ModelResponse:
         if not refused and "how many" in request.messages[-1].text:
