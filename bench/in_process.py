@@ -148,12 +148,12 @@ class InProcessGateway:
     async def wait_until_idle(self) -> None:
         """Wait until no worker runs and no cursor is due."""
         # the supervisor sends no event when it becomes idle
-        while self.supervisor.tasks or await self.store.get_next_due(at=time.time()) is not None:  # noqa: ASYNC110
+        while self.supervisor.tasks or await self.store.get_next_due() is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[InProcessGateway]:
-        await self.store.revoke_leases(owner=self.gates.owner, at=time.time())
+        await self.store.revoke_leases(owner=self.gates.owner)
         work = asyncio.create_task(self.supervisor.dispatch())
         yield self
         self.supervisor.is_stopping = True

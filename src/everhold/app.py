@@ -411,7 +411,7 @@ class GatewayApp:
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
         self._hold_machine_locks()
-        await self.store.revoke_leases(owner=self.gates.owner, at=self.clock.now())
+        await self.store.revoke_leases(owner=self.gates.owner)
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
@@ -659,7 +659,7 @@ class GatewayApp:
         """
         await model_waits.recheck_all_waits(self.gates, self.agents, self.wakeups)
         await self.supervisor.release_held_memories()
-        if await self.store.retry_now(at=self.clock.now()):
+        if await self.store.retry_now():
             self.wakeups.work_available.set()
 
     def _connect_agents(self) -> None:

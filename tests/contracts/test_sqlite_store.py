@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from everhold.ports.store import Store
@@ -10,10 +11,10 @@ from everhold.testing.contracts.store import SeededRandom, StoreContract
 
 
 class TestSqlite(StoreContract):
-    def open(self, home: Path) -> Store:
-        return SqliteStore.open(home / "log.db", chance=SeededRandom(), synchronous="OFF")
+    def open(self, home: Path, now: Callable[[], float]) -> Store:
+        return SqliteStore.open(home / "log.db", chance=SeededRandom(), now=now, synchronous="OFF")
 
 
 class TestInlineSqlite(StoreContract):
-    def open(self, home: Path) -> Store:
-        return SqliteStore.open(home / "log.db", chance=SeededRandom(), inline=True, synchronous="OFF")
+    def open(self, home: Path, now: Callable[[], float]) -> Store:
+        return SqliteStore.open(home / "log.db", chance=SeededRandom(), now=now, inline=True, synchronous="OFF")

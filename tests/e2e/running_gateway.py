@@ -132,7 +132,7 @@ class RunningGateway:
         async def resting() -> bool:
             if self.app.supervisor.tasks:
                 return False
-            due = await self.app.store.get_next_due(at=self.app.clock.now())
+            due = await self.app.store.get_next_due()
             return due is None
 
         await self.wait_until(resting)

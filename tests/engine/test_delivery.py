@@ -659,7 +659,7 @@ def test_waiting_retries_run_at_once_after_a_repair(gateway: InProcessGateway) -
     gateway.send_message("hello", rest=False)
     gateway.pass_time(40)
     assert gateway.list_shown_texts() == []
-    assert gateway.run(gateway.store.retry_now(at=gateway.clock.now())) == 1
+    assert gateway.run(gateway.store.retry_now()) == 1
     gateway.pass_time(6)
     assert gateway.list_shown_texts() == ["You said: hello"]
 
@@ -668,6 +668,6 @@ def test_a_delay_from_the_remote_side_is_not_shortened(gateway: InProcessGateway
     gateway.platform.faults.fail_next(Transient("slow down", retry_after=600.0))
     gateway.send_message("hello", rest=False)
     gateway.pass_time(5)
-    assert gateway.run(gateway.store.retry_now(at=gateway.clock.now())) == 0
+    assert gateway.run(gateway.store.retry_now()) == 0
     gateway.pass_time(60)
     assert gateway.list_shown_texts() == []

@@ -271,7 +271,7 @@ def test_a_clock_change_does_not_release_claims_of_this_process(gateway: InProce
     gateway.pass_time()
     gateway.clock.skew += jump
     gateway.pass_time(gateway.process.supervisor.poll_seconds)
-    assert gateway.run(gateway.store.claim_cursors(owner="peer", at=gateway.clock.now, lease=60.0, limit=9)) == []
+    assert gateway.run(gateway.store.claim_cursors(owner="peer", lease=60.0, limit=9)) == []
     held.free = True
     gateway.run_until_idle(5)
     assert gateway.list_shown_texts() == ["at last"]
@@ -314,9 +314,7 @@ def test_work_that_takes_longer_than_a_lease_is_not_given_to_another_process(gat
     gateway.send_message("hello", rest=False)
     for _ in range(5):
         gateway.pass_time(LEASE_SECONDS / 2)
-        assert not gateway.run(
-            gateway.store.claim_cursors(owner="another", at=gateway.clock.now(), lease=LEASE_SECONDS, limit=9)
-        )
+        assert not gateway.run(gateway.store.claim_cursors(owner="another", lease=LEASE_SECONDS, limit=9))
     held.free = True
     gateway.run_until_idle()
     assert gateway.list_shown_texts() == ["at last"]

@@ -218,7 +218,7 @@ def test_a_replay_of_the_refused_item_is_refused_again_and_blocks_nothing(gatewa
     provider = picky(gateway, DeliveryGuarantee.KEYED)
     say_all(gateway)
     (one,) = read_dead_letters(gateway)
-    gateway.run(gateway.store.replay_dead_letters([one.id], at=gateway.clock.now()))
+    gateway.run(gateway.store.replay_dead_letters([one.id]))
     gateway.run_until_idle(5)
     say_all(gateway, "six seven eight nine ten".split())
     assert provider.words()[-5:] == "six seven eight nine ten".split()

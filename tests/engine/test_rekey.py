@@ -193,8 +193,7 @@ def test_a_refused_item_becomes_a_dead_letter_that_can_be_replayed(trial: RekeyT
     assert [row["dead_letters"] for row in status["memories"] if row["memory"] == "m"] == [3]
     trial.set_rule(rule)
     dead = trial.gateway.run(trial.gateway.store.list_dead_letters())
-    now = trial.gateway.clock.now()
-    trial.gateway.run(trial.gateway.store.replay_dead_letters([it.id for it in dead], at=now))
+    trial.gateway.run(trial.gateway.store.replay_dead_letters([it.id for it in dead]))
     trial.finish()
     trial.check_moved()
 

@@ -169,7 +169,7 @@ async def test_a_refused_item_does_not_affect_the_rest_of_its_batch(
         assert len({one.key for one in dead_letters}) == 1
         for name in NAMES:
             services[name].clear_faults()
-        await t.app.store.replay_dead_letters([one.id for one in dead_letters], at=t.app.clock.now())
+        await t.app.store.replay_dead_letters([one.id for one in dead_letters])
         t.app.wakeups.work_available.set()
         await t.wait_until(lambda: all("POISON" in services.said_texts(name) for name in NAMES))
         await t.assert_sound()

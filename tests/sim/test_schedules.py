@@ -74,11 +74,11 @@ def test_every_step_is_a_crash_target_or_excluded_with_a_reason() -> None:
 
 WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "commit": (Step.NOTE, lambda store: store.commit(Change(step=Step.NOTE, session="", at=1.0))),
-    "claim_cursors": (Step.CLAIM, lambda store: store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)),
-    "renew_leases": (Step.RENEW, lambda store: store.renew_leases([], owner="me", at=1.0, lease=1.0)),
-    "revoke_leases": (Step.REVOKE_LEASES, lambda store: store.revoke_leases(owner="me", at=1.0)),
-    "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now(at=1.0)),
-    "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([], at=1.0)),
+    "claim_cursors": (Step.CLAIM, lambda store: store.claim_cursors(owner="me", lease=1.0, limit=1)),
+    "renew_leases": (Step.RENEW, lambda store: store.renew_leases([], owner="me", lease=1.0)),
+    "revoke_leases": (Step.REVOKE_LEASES, lambda store: store.revoke_leases(owner="me")),
+    "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now()),
+    "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([])),
 }
 """Every writing method of the port, and its step."""
 

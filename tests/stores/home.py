@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario
+from everhold.testing.contracts.store_scenario import SeededRandom, StoreClock, StoreScenario
 
 T = TypeVar("T")
 
@@ -37,8 +37,9 @@ def open_store(path: Path, **options: Any) -> SqliteStore:
 
 async def open_scenario(path: Path, **options: Any) -> tuple[SqliteStore, StoreScenario]:
     """Return a store with session `s`, and a scenario for it."""
-    store = open_store(path, **options)
-    scenario = StoreScenario(store)
+    clock = StoreClock()
+    store = open_store(path, now=clock, **options)
+    scenario = StoreScenario(store, clock)
     if not await store.list_sessions():
         await scenario.open_session("s")
     return store, scenario

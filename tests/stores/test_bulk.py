@@ -35,7 +35,7 @@ from everhold.ports.store import (
     Wakeup,
 )
 from everhold.stores.sqlite import SqliteStore, commit, watermark
-from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, make_heard
+from everhold.testing.contracts.store_scenario import SeededRandom, StoreClock, StoreScenario, make_heard
 from tests.stores.home import copy_crash_image, open_scenario, run_coroutine
 
 ODD = 'agent:main:x:dm:"\\ \u00fc\n\U0001f600'
@@ -65,9 +65,9 @@ def commit_together(store: SqliteStore, changes: Sequence[Change]) -> Any:
     return asyncio.gather(*map(store.commit, changes), return_exceptions=True)
 
 
-async def make_sessions(store: SqliteStore) -> StoreScenario:
+async def make_sessions(store: SqliteStore, clock: StoreClock | None = None) -> StoreScenario:
     """Create sessions in every state in which a message can arrive."""
-    scenario = StoreScenario(store)
+    scenario = StoreScenario(store, clock)
     for session in ("s", "t", "u"):
         await scenario.open_session(session, address=PLACES[session])
     await scenario.commit_change(SessionTitled(title="hers"), session="u")
@@ -76,7 +76,7 @@ async def make_sessions(store: SqliteStore) -> StoreScenario:
     await scenario.erase_entries(secret)
     await scenario.commit_heard(session="t", wake="commands")
     await scenario.commit_heard(session="t", at=2.0)
-    for claim in await store.claim_cursors(owner="me", at=2.0, lease=60.0, limit=9, only=("turn",)):
+    for claim in await scenario.at(2.0).claim_cursors(owner="me", lease=60.0, limit=9, only=("turn",)):
         waits = RetryDelay(seconds=1.0, mandatory=True, waits_for="another" if claim.cursor.session == "t" else "")
         await scenario.update_cursor(claim, session=claim.cursor.session, at=2.0, wait=waits, release=True)
     await scenario.commit(
@@ -160,8 +160,9 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("furnished") / "log.db"
 
     async def make() -> None:
-        store = SqliteStore.open(path, chance=SeededRandom(), synchronous="OFF")
-        await make_sessions(store)
+        clock = StoreClock()
+        store = SqliteStore.open(path, chance=SeededRandom(), now=clock, synchronous="OFF")
+        await make_sessions(store, clock)
         await store.close()
 
     run_coroutine(make())
@@ -185,10 +186,14 @@ def test_a_bulk_write_stores_the_same_as_single_commits(
 ) -> None:
     async def play(path: Path, *, at_once: bool) -> list[Any]:
         shutil.copy(furnished, path)
-        store = SqliteStore.open(path, chance=SeededRandom(), synchronous="OFF")
+        clock = StoreClock()
+        store = SqliteStore.open(path, chance=SeededRandom(), now=clock, synchronous="OFF")
         if not at_once:
             store.writer.bulk_writer = None
-        outcomes = [describe_outcome(one) for batch in batches for one in await commit_together(store, batch)]
+        outcomes = []
+        for batch in batches:
+            clock.time = batch[0].at
+            outcomes += [describe_outcome(one) for one in await commit_together(store, batch)]
         assert await store.verify() == []
         await store.close()
         return outcomes
@@ -270,9 +275,10 @@ def test_messages_of_a_bulk_write_before_the_clock_went_back_are_due(tmp_path: P
     async def play() -> None:
         store, scenario = await open_scenario(tmp_path / "log.db")
         await scenario.open_session("u", address=PLACES["u"])
+        scenario.at(1_000.0)
         await commit_together(store, [message("s", at=1_000.0), message("u", at=1_000.0)])
-        assert await store.get_next_due(at=400.0) == 0.0
-        assert len(await store.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8)) == 2
+        assert await scenario.at(400.0).get_next_due() == 0.0
+        assert len(await store.claim_cursors(owner="me", lease=60.0, limit=8)) == 2
         await store.close()
 
     run_coroutine(play())

@@ -69,7 +69,7 @@ def test_after_a_failed_fsync_nothing_is_acknowledged(tmp_path: Path, vfs: Fault
         with pytest.raises(StoreError, match="disk"):
             await scenario.commit_heard("a later success would prove nothing")
         with pytest.raises(StoreError):
-            await store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)
+            await store.claim_cursors(owner="me", lease=1.0, limit=1)
         assert set(acked) <= set(await scenario.read_texts())
         await store.close()
 

@@ -77,9 +77,11 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.home = Path(tempfile.mkdtemp(prefix="everhold-machine-"))
         shutil.copy(self.template, self.home / "log.db")
-        self.store = SqliteStore.open(self.home / "log.db", chance=SeededRandom(), inline=True, synchronous="OFF")
         self.model = StoreModel(SESSIONS)
         self.clock = 1000.0
+        self.store = SqliteStore.open(
+            self.home / "log.db", chance=SeededRandom(), now=lambda: self.clock, inline=True, synchronous="OFF"
+        )
         self.claims: list[Claim] = []
 
     @initialize()
@@ -301,7 +303,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(["me", "you"]), limit=st.integers(1, 3))
     def claim(self, owner: str, limit: int) -> None:
         wanted = self.model.claim(owner, self.clock, 60.0, limit)
-        found = now(self.store.claim_cursors(owner=owner, at=self.clock, lease=60.0, limit=limit))
+        found = now(self.store.claim_cursors(owner=owner, lease=60.0, limit=limit))
         assert [(one.session, one.consumer, one.fence, one.taken_over) for one in found] == wanted
         self.claims = (found + self.claims)[:4]
 
@@ -344,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = [cursor for log in self.model.logs.values() for cursor in log.cursors.values() if cursor.owner == owner]
         for cursor in held:
             cursor.lease_since, cursor.lease = self.clock, 60.0
-        assert now(self.store.renew_leases(self.claims, owner=owner, at=self.clock, lease=60.0)) == len(held)
+        assert now(self.store.renew_leases(self.claims, owner=owner, lease=60.0)) == len(held)
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def revoke_leases(self, owner: str) -> None:
@@ -356,7 +358,7 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         for cursor in held:
             cursor.lease = 0.0
-        assert now(self.store.revoke_leases(owner=owner, at=self.clock)) == len(held)
+        assert now(self.store.revoke_leases(owner=owner)) == len(held)
 
     # -- what must always hold
 
@@ -390,7 +392,7 @@ class StoreMachine(RuleBasedStateMachine):
             }
         records = now(self.store.list_state_records(StateNamespace.SCHEDULE))
         assert {it.key: (it.value, it.version) for it in records} == self.model.state
-        assert now(self.store.get_next_due(at=self.clock)) == self.model.next_due(self.clock)
+        assert now(self.store.get_next_due()) == self.model.next_due(self.clock)
         for address, session in self.model.bindings.items():
             assert now(self.store.resolve_address(address)) == session
 

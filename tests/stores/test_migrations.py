@@ -64,7 +64,7 @@ def test_an_upgrade_continues_from_the_older_schema(tmp_path: Path) -> None:
         store, scenario = await open_scenario(path, migrations=[*NOW, MOODS], backups=tmp_path / "kept")
         assert await scenario.read_texts() == ["first", "second"]
         assert await scenario.list_pending_seqs() == [2]
-        claims = await store.claim_cursors(owner="new", at=1000.0, lease=60.0, limit=9)
+        claims = await scenario.at(1000.0).claim_cursors(owner="new", lease=60.0, limit=9)
         assert {claim.consumer: claim.taken_over for claim in claims} == {"turn": True, "platform": True}
         assert {claim.consumer: claim.cursor.in_flight is not None for claim in claims} == {
             "turn": False,
@@ -120,7 +120,7 @@ def test_work_in_progress_continues_after_an_upgrade(tmp_path: Path) -> None:
         assert [entry.seq for entry in await store.list_notes()] == [4]
         assert [entry.op for entry in await store.list_compressions(limit=9)] == [compression]
         assert await store.list_state_records() == [record]
-        found = await store.claim_cursors(owner="new", at=400.0, lease=60.0, limit=9)
+        found = await scenario.at(400.0).claim_cursors(owner="new", lease=60.0, limit=9)
         claims = {claim.consumer: claim for claim in found}
         assert claims.keys() == {"turn", "platform"}, "a delay is as long as it was"
         assert claims["platform"].cursor.in_flight is not None

@@ -45,7 +45,7 @@ def test_ten_thousand_sessions_have_one_message_each(tmp_path: Path) -> None:
 
         await asyncio.gather(*[store.commit(change(n)) for n in range(10_000)])
         served: list[str] = []
-        while claims := await store.claim_cursors(owner="me", at=2.0, lease=60.0, limit=500):
+        while claims := await store.claim_cursors(owner="me", lease=60.0, limit=500):
             served += [claim.session for claim in claims]
         assert len(served) == len(set(served)) == 10_000
         assert len(await store.list_sessions(limit=20_000)) == 10_000
@@ -73,12 +73,12 @@ def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> 
         for _ in range(10):
             await scenario.commit_heard(at=5.0)
             began = time.process_time()
-            (claim,) = await store.claim_cursors(owner="me", at=5.0, lease=60.0, limit=8, skip=("memory:*",))
+            (claim,) = await scenario.at(5.0).claim_cursors(owner="me", lease=60.0, limit=8, skip=("memory:*",))
             times.append(time.process_time() - began)
             assert claim.session == "s"
             await scenario.update_cursor(claim, idle_at=99, release=True)
             began = time.process_time()
-            await store.get_next_due(at=5.0, skip=("memory:*",))
+            await scenario.at(5.0).get_next_due(skip=("memory:*",))
             times.append(time.process_time() - began)
         assert min(times[::2]) < 0.001
         assert min(times[1::2]) < 0.001
@@ -111,7 +111,7 @@ def test_no_step_of_a_turn_scans_a_table_or_a_whole_session(tmp_path: Path) -> N
         receipt = Receipt(consumer="platform", session="s", seq=5)
         update = CursorUpdate(processed_seq=5, clear_in_flight=True, idle_at=5, release=True)
         await scenario.commit(claim=delivery, cursor=update, receipts=(receipt,))
-        await store.renew_leases([claim, delivery], owner="me", at=1.0, lease=1.0)
+        await store.renew_leases([claim, delivery], owner="me", lease=1.0)
         running, values = operations.build_operations_query(
             "s", types=(), after=0, before=None, states=("running",), newest_first=False, limit=None
         )

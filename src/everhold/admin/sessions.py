@@ -492,7 +492,7 @@ class SessionAdmin:
     async def replay_dead_letters(self, ids: Sequence[int] = ()) -> int:
         """Replay dead letters, all of them unless `ids` are given. Return their number."""
         chosen = list(ids) or [item.id for item in await self.store.list_dead_letters()]
-        count = await self.store.replay_dead_letters(chosen, at=self.gates.clock.now()) if chosen else 0
+        count = await self.store.replay_dead_letters(chosen) if chosen else 0
         self.wakeups.work_available.set()
         return count
 

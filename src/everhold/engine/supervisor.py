@@ -156,7 +156,7 @@ class WorkerSupervisor:
             share = self.max_workers_per_consumer - max(
                 (taken[consumer] for consumer in taken if consumer not in full), default=0
             )
-            due = await gates.store.get_next_due(at=gates.clock.now(), skip=full, only=self.only_consumers)
+            due = await gates.store.get_next_due(skip=full, only=self.only_consumers)
             held_back: list[str] = []
             if free_slots > 0 and (jumped or (due is not None and due <= 0)):
                 held_back = await self._list_held_back()
@@ -175,11 +175,8 @@ class WorkerSupervisor:
     async def _list_held_back(self) -> list[str]:
         if not self.suspects:
             return []
-        clock = self.gates.clock
         running = {task.get_name() for task in self.tasks}
-        return await self.suspects.list_held_back(
-            self.gates.store, at=clock.monotonic(), now=clock.now(), running=running
-        )
+        return await self.suspects.list_held_back(self.gates.store, at=self.gates.clock.monotonic(), running=running)
 
     async def _claim_cursors(self, free_slots: int, full: list[str], held_back: list[str]) -> list[Claim]:
         """Claim due cursors, except those that a worker of this process holds, even if the clock says that their lease
@@ -187,7 +184,6 @@ class WorkerSupervisor:
         """
         return await self.gates.store.claim_cursors(
             owner=self.gates.owner,
-            at=self.gates.clock.now,
             lease=self.lease_seconds,
             limit=free_slots,
             skip=full,
@@ -205,8 +201,7 @@ class WorkerSupervisor:
             return wakeup
         self.reserved_by_consumer[wakeup.consumer] += 1
         self.reserved_by_cursor[name_cursor(session, wakeup.consumer)] += 1
-        gates = self.gates
-        return structs.replace(wakeup, owner=gates.owner, lease=self.lease_seconds, lease_start=gates.clock.now)
+        return structs.replace(wakeup, owner=self.gates.owner, lease=self.lease_seconds)
 
     def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         spare = False
@@ -248,7 +243,6 @@ class WorkerSupervisor:
                 lambda: self.gates.store.renew_leases(
                     list(self.tasks.values()),
                     owner=self.gates.owner,
-                    at=self.gates.clock.now(),
                     lease=self.lease_seconds,
                 )
             )
@@ -301,7 +295,7 @@ class WorkerSupervisor:
     async def release_held_memories(self) -> None:
         """Release what is held back from memories: after a start, after a change of configuration, before a stop."""
         self.released_upto = self.gates.clock.now()
-        if await self.gates.store.retry_now(at=self.released_upto, held=MEMORY_CONSUMERS):
+        if await self.gates.store.retry_now(held=MEMORY_CONSUMERS):
             self.wakeups.work_available.set()
 
     async def _deliver_held_memories(self, deadline: float) -> None:
@@ -310,7 +304,7 @@ class WorkerSupervisor:
         try:
             await self.release_held_memories()
             while self.gates.clock.monotonic() < deadline:
-                due = await self.gates.store.get_next_due(at=self.gates.clock.now(), only=MEMORY_CONSUMERS)
+                due = await self.gates.store.get_next_due(only=MEMORY_CONSUMERS)
                 working = any(claim.consumer.startswith(consumers.MEMORY_PREFIX) for claim in self.tasks.values())
                 if not working and (due is None or due > 0):
                     return

@@ -38,17 +38,18 @@ class TurnSuspects:
         """Remove a turn whose worker has ended and whose process still runs. Return whether it was a suspect."""
         return self._not_before.pop(name, None) is not None
 
-    async def list_held_back(self, store: Store, *, at: float, now: float, running: Collection[str]) -> list[str]:
+    async def list_held_back(self, store: Store, *, at: float, running: Collection[str]) -> list[str]:
         """The cursors that must not be claimed now: all suspects but one, and that one, too, while another is tried.
 
-        `at` is the time on the clock by which processes measure how long they run, `now` the one of the store.
+        `at` is the time on the clock by which processes measure how long they run.
         """
         tried = next((name for name in self._not_before if name in running), "")
         if not tried:
-            tried = await self._find_next(store, at=at, now=now)
+            tried = await self._find_next(store, at=at)
         return [name for name in self._not_before if name != tried]
 
-    async def _find_next(self, store: Store, *, at: float, now: float) -> str:
+    async def _find_next(self, store: Store, *, at: float) -> str:
+        now = await store.get_time()
         for name, not_before in list(self._not_before.items()):
             if at < not_before:
                 continue

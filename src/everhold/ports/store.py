@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -92,10 +92,6 @@ class InFlightBatch(StoredRecord, frozen=True):
     """The rest of a batch that was refused. Its items are sent after this one, each by itself."""
 
 
-Now: TypeAlias = float | Callable[[], float]
-"""A time, or a clock, which is read when the write begins."""
-
-
 class RetryDelay(Struct, frozen=True, kw_only=True):
     """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory delay is not shortened."""
 
@@ -120,9 +116,6 @@ class Wakeup(Struct, frozen=True, kw_only=True):
     """The owner that claims the cursor in the same commit, if it is due and unclaimed."""
     lease: float = 0.0
     """Duration of that claim in seconds."""
-    lease_start: Now | None = None
-    """When that claim begins. With the time of the change, a claim of a process that stalled before its commit would
-    appear to have ended already. None: the time of the change."""
 
 
 class ConsumerCursor(Struct, frozen=True, kw_only=True):
@@ -523,7 +516,11 @@ class SessionSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class Store(Protocol):
-    """One append-only log per session, and the rows that are derived from it."""
+    """One append-only log per session, and the rows that are derived from it.
+
+    The store has a clock of its own, which decides when leases end and when cursors are due. Hosts have different
+    clocks, so callers pass durations for these, never times. The time in a change is only recorded with its entries.
+    """
 
     # -- writing
     async def commit(self, change: Change) -> CommitResult:
@@ -533,7 +530,6 @@ class Store(Protocol):
         self,
         *,
         owner: str,
-        at: Now,
         lease: float,
         limit: int,
         skip: Sequence[str] = (),
@@ -545,29 +541,27 @@ class Store(Protocol):
 
         `skip` names consumers to leave out, `only` the ones to consider. A name that ends with `*` stands for all that
         begin with it. Operations that the cursor left running get the same fence; an attempt is counted unless they
-        were paused. Pass the clock itself as `at` if other processes claim, too, because with a time that was read
-        before a stall their leases would appear to begin in the future. `held_back` names cursors (`name_cursor`) that
-        must not be claimed from a process that ended.
+        were paused. `held_back` names cursors (`name_cursor`) that must not be claimed from a process that ended.
 
         A process never takes a cursor from its own worker, whatever the lease says, because the clock may have been
         set. `list_held` returns the names of these cursors (`name_cursor`). It is called when the write begins, on
         the thread of the writer, because a worker may have started since.
         """
 
-    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, lease: float) -> int:
         """Extend the leases of `owner` on these cursors. Return how many of them it still holds."""
 
-    async def revoke_leases(self, *, owner: str, at: float) -> int:
+    async def revoke_leases(self, *, owner: str) -> int:
         """End every lease of other owners, for a process that knows that it is alone. Return their number."""
 
-    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
+    async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         """Make cursors due that wait after a failure, because something was repaired. Mandatory delays stay.
 
         With `held`: instead, the cursors of these consumers that wait without a failure. A name that ends with `*`
         stands for all that begin with it. Return the number of cursors.
         """
 
-    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
+    async def replay_dead_letters(self, ids: Sequence[int]) -> int:
         """Replay dead letters before anything new. Their cursors become due. Return their number."""
 
     # -- sessions and their logs
@@ -684,7 +678,10 @@ class Store(Protocol):
     async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
         """The number of receipts of these consumers, by consumer and agent."""
 
-    async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+    async def get_time(self) -> float:
+        """The time on the store's clock."""
+
+    async def get_next_due(self, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         """Seconds until the next unclaimed cursor becomes due (0: now), None if there is none."""
 
     async def list_dead_letters(

@@ -203,7 +203,8 @@ class GatewayProcess:
     """One process of a gateway: everything that a crash ends."""
 
     def __init__(self, gateway: InProcessGateway, owner: str) -> None:
-        opened = SqliteStore.open(gateway.path / "log.db", chance=gateway.chance, inline=True, synchronous="OFF")
+        path, now = gateway.path / "log.db", gateway.clock.now
+        opened = SqliteStore.open(path, chance=gateway.chance, now=now, inline=True, synchronous="OFF")
         self.disk = opened
         self._crashable_store = CrashableStore(opened)
         self.store = cast(Store, self._crashable_store)
@@ -231,7 +232,7 @@ class GatewayProcess:
         self.gates.dead = self._crashable_store.dead = True
 
     async def start(self) -> None:
-        await self.store.revoke_leases(owner=self.gates.owner, at=self.gates.clock.now())
+        await self.store.revoke_leases(owner=self.gates.owner)
         loop = asyncio.get_running_loop()
         self.tasks = [
             loop.create_task(self.supervisor.dispatch()),
@@ -304,7 +305,7 @@ class InProcessGateway:
                 await asyncio.sleep(0.01)
                 assert self.process is not None
                 if not self.process.supervisor.tasks:
-                    due = await self.store.get_next_due(at=self.clock.now())
+                    due = await self.store.get_next_due()
                     if due is None or due > 0:
                         return
             raise AssertionError("the gateway does not become idle")

@@ -95,4 +95,4 @@ async def start_resend(gates: Gates, again: ResendPlan) -> None:
         )
         await gates.store.commit(change)
     if again.dead_letter_ids:
-        await gates.store.replay_dead_letters(again.dead_letter_ids, at=now)
+        await gates.store.replay_dead_letters(again.dead_letter_ids)

@@ -49,10 +49,13 @@ from everhold.stores.sqlite import (
 )
 
 
-def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos: int | None = None) -> CommitResult:
+def apply_change(
+    cur: apsw.Cursor, change: Change, chance: RandomSource, *, now: float, pos: int | None = None
+) -> CommitResult:
     """Apply `change`. Raises if a condition does not hold; then the caller rolls the transaction back.
 
-    Its entries get positions from `pos` on, or after all others.
+    Its cursors are due and claimed from `now` on, which is the store's time. Its entries get positions from `pos` on,
+    or after all others.
     """
     held = _guard_claim(cur, change)
     session, drafts, opens = change.session, change.entries, change.opens
@@ -60,7 +63,7 @@ def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos:
         return _apply_sessionless(cur, change)
     head = _check_conditions(cur, change, _get_head(change, held))
     if (opens is not None or len(drafts) > 1) and (found := _find_duplicate(cur, change)) is not None:
-        return _apply_duplicate(cur, change, held, found)
+        return _apply_duplicate(cur, change, held, found, now=now)
     if opens is not None:
         _open(cur, session, opens, at=change.at)
     first, generation = head or sessions.read_head(cur, session)
@@ -71,14 +74,14 @@ def apply_change(cur: apsw.Cursor, change: Change, chance: RandomSource, *, pos:
         except entries.DedupKeyTaken:
             # A change's only entry is written first, so there is nothing to undo if it is a duplicate.
             if opens is None and len(drafts) == 1 and (found := _find_duplicate(cur, change)) is not None:
-                return _apply_duplicate(cur, change, held, found)
+                return _apply_duplicate(cur, change, held, found, now=now)
             raise
         seqs = tuple(range(first, first + len(drafts)))
         generation += raised
     last = first - 1
-    claims = cursors.apply_wakeups(cur, session, change.wakeups, before=last, at=change.at) if change.wakeups else ()
+    claims = cursors.apply_wakeups(cur, session, change.wakeups, before=last, at=now) if change.wakeups else ()
     _apply_side_rows(cur, change)
-    rests = _update_cursor(cur, change, held, grown_to=last)
+    rests = _update_cursor(cur, change, held, grown_to=last, now=now)
     return CommitResult(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
@@ -131,14 +134,14 @@ def _append(cur: apsw.Cursor, change: Change, chance: RandomSource, *, first: in
     return last_pos, raised
 
 
-def _update_cursor(cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, *, grown_to: int) -> bool:
+def _update_cursor(
+    cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, *, grown_to: int, now: float
+) -> bool:
     """Update the claimed cursor. Return whether it was released with nothing left to do."""
     if change.cursor is None or change.claim is None or held is None:
         return False
     own = change.claim.cursor.session == change.session
-    return cursors.update_cursor(
-        cur, change.claim, held, change.cursor, at=change.at, grown_to=grown_to if own else None
-    )
+    return cursors.update_cursor(cur, change.claim, held, change.cursor, at=now, grown_to=grown_to if own else None)
 
 
 def _check_conditions(
@@ -182,13 +185,13 @@ def _apply_sessionless(cur: apsw.Cursor, change: Change) -> CommitResult:
 
 
 def _apply_duplicate(
-    cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: entries.DuplicateEntry
+    cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: entries.DuplicateEntry, *, now: float
 ) -> CommitResult:
     """Append nothing, because the entry exists, but write the offset and cursor, so that it is not delivered again."""
     for write in change.state_writes:
         state_records.write_state(cur, write)
     if change.cursor is not None and change.claim is not None and held is not None:
-        cursors.update_cursor(cur, change.claim, held, change.cursor, at=change.at, grown_to=None)
+        cursors.update_cursor(cur, change.claim, held, change.cursor, at=now, grown_to=None)
     _, generation = sessions.read_head(cur, found.session)
     return CommitResult(
         session=found.session,
@@ -356,8 +359,10 @@ def is_plain_message(change: Change) -> bool:
     )
 
 
-def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource) -> list[CommitResult]:
-    """Apply `changes` in their order. Each of them satisfies `is_plain_message`."""
+def append_messages(
+    cur: apsw.Cursor, changes: Sequence[Change], chance: RandomSource, *, now: float
+) -> list[CommitResult]:
+    """Apply `changes` in their order. Each of them satisfies `is_plain_message`. `now` is the store's time."""
     asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
     heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
     salts = chance.bytes(entries.SALT_BYTES * len(changes))
@@ -385,10 +390,10 @@ def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomS
         pos += 1
         claims: tuple[Claim, ...] = ()
         if wakeups := change.wakeups:
-            first, at = wakeups[0], change.at
-            awake = due is not None and due <= at and first.consumer == asked[address] and session not in woken
+            first = wakeups[0]
+            awake = due is not None and due <= now and first.consumer == asked[address] and session not in woken
             if not awake or first.owner or first.waits_for or len(wakeups) > 1:
-                claims = cursors.apply_wakeups(cur, session, wakeups, before=seq - 1, at=at)
+                claims = cursors.apply_wakeups(cur, session, wakeups, before=seq - 1, at=now)
                 woken.add(session)
         for write in change.state_writes:
             state_records.write_state(cur, write)

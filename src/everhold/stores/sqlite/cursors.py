@@ -117,10 +117,9 @@ def apply_wakeups(
         if one.waits_for:
             cur.execute(_END_MODEL_WAIT, (at, at, session, one.consumer, one.waits_for))
             continue
-        leased = one.lease_start() if callable(one.lease_start) else one.lease_start or at
         if one.owner and not seconds:
             row = cur.execute(
-                _CLAIM_IDLE, (at, seconds, at, wait.mandatory, one.owner, leased, one.lease, session, one.consumer)
+                _CLAIM_IDLE, (at, seconds, at, wait.mandatory, one.owner, at, one.lease, session, one.consumer)
             ).get
             if row is not None:
                 claims += (_build_claim(cur, row, taken_over=False),)
@@ -128,7 +127,7 @@ def apply_wakeups(
         start = before if one.start is None else one.start
         cur.execute(_UPSERT_WAKEUP, (session, one.consumer, start, at, seconds, at + seconds, wait.mandatory))
         if one.owner:
-            row = cur.execute(_CLAIM_FREE, (one.owner, leased, one.lease, session, one.consumer, at)).get
+            row = cur.execute(_CLAIM_FREE, (one.owner, at, one.lease, session, one.consumer, at)).get
             if row is not None:
                 claims += (_build_claim(cur, row, taken_over=False),)
     return claims

@@ -87,10 +87,10 @@ def skip_used_seqs(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, 
             seqs = tuple(range(row, last + 1))
             blank = EntryDraft(body=Notified(text="", about="restored"), author="system")
             filling = Change(step=Step.ERASE, session=session, at=at, entries=(blank,) * len(seqs))
-            commit.apply_change(cur, filling, chance)
+            commit.apply_change(cur, filling, chance, now=at)
             gone = EntryDraft(body=Erased(seqs=seqs, by="system", why=why), author="system")
             commit.apply_change(
-                cur, Change(step=Step.ERASE, session=session, at=at, entries=(gone,), erase=seqs), chance
+                cur, Change(step=Step.ERASE, session=session, at=at, entries=(gone,), erase=seqs), chance, now=at
             )
             count += len(seqs)
         db.execute("commit")
@@ -152,7 +152,7 @@ def _repeat_erasures(cur: apsw.Cursor, erasures: list[tuple[str, Erased]], *, at
         if seqs:
             said = EntryDraft(body=msgspec.structs.replace(body, seqs=seqs), author="system")
             change = Change(step=Step.ERASE, session=session, at=at, entries=(said,), erase=seqs)
-            commit.apply_change(cur, change, chance)
+            commit.apply_change(cur, change, chance, now=at)
 
 
 def rebuild_derived_rows(cur: apsw.Cursor) -> None:
@@ -247,7 +247,7 @@ def _stop_running(cur: apsw.Cursor, *, at: float, chance: RandomSource) -> int:
             body=Ended(outcome="interrupted", reason="the store was rolled back to this point"), author="system", op=op
         )
         drafts = (*_close_open_calls(cur, session, op), ended) if type == "turn" else (ended,)
-        commit.apply_change(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance)
+        commit.apply_change(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance, now=at)
     return len(running)
 
 

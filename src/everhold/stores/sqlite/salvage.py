@@ -250,7 +250,7 @@ class _EntrySalvage:
     def _record_gap(self, session: str, seqs: tuple[int, ...]) -> None:
         gone = EntryDraft(body=Erased(seqs=seqs, by="system", why=LOST_TEXT), author="system")
         change = Change(step=Step.ERASE, session=session, at=self.at, entries=(gone,), erase=seqs)
-        commit.apply_change(self.cur, change, self.chance)
+        commit.apply_change(self.cur, change, self.chance, now=self.at)
 
     def _wake_running(self) -> None:
         """Make the turns due that were running, because the cursors may be older."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -32,7 +33,6 @@ from everhold.ports.store import (
     DeadLetter,
     EntryPage,
     MemoryBacklog,
-    Now,
     Operation,
     PeerRecord,
     Receipt,
@@ -89,6 +89,7 @@ class SqliteStore:
         writer: ThreadWriter | InlineWriter,
         read_connection: apsw.Connection,
         chance: RandomSource,
+        now: Callable[[], float] = time.time,
         vfs: str | None = None,
     ) -> None:
         self.path = path
@@ -97,12 +98,13 @@ class SqliteStore:
         self._read_connection = read_connection
         self._read_cursor = read_connection.cursor()
         self._chance = chance
+        self._now = now
         self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _ignore_commit
         """Called with every change after its commit, for followers of the log."""
         self._safe_pos: int | None = None
         self._latest = cursors.find_latest_wait_start(self._read_cursor)
-        """The latest time of any write. If the present time is earlier, the clock has gone back."""
+        """The latest time of any write on the store's clock. If the present time is earlier, it has gone back."""
         self._people: PeopleDirectory | None = None
         self.upgrade_backup: Path | None = None
         """The copy that was made before an upgrade of the schema."""
@@ -113,6 +115,7 @@ class SqliteStore:
         path: Path | str,
         *,
         chance: RandomSource,
+        now: Callable[[], float] = time.time,
         inline: bool = False,
         backups: Path | None = None,
         synchronous: str = "FULL",
@@ -123,6 +126,8 @@ class SqliteStore:
     ) -> Self:
         """Open the database at `path`. Create or upgrade it if needed. Refuse a damaged or too new one without changing
         it.
+
+        `now` is the store's clock: it decides when leases end and cursors are due.
 
         `inline` commits on the caller's thread, for the simulator. Before an upgrade, a checked copy is made in
         `backups` (by default beside the database). `patience` is how many seconds to wait for another process's lock.
@@ -162,7 +167,7 @@ class SqliteStore:
             writer: InlineWriter | ThreadWriter = InlineWriter(db, path)
         else:
             writer = ThreadWriter(db, path, mark, files=StoreFiles(path, watched=watched), patience=patience)
-        store = cls(path, writer=writer, read_connection=read_connection, chance=chance, vfs=vfs)
+        store = cls(path, writer=writer, read_connection=read_connection, chance=chance, now=now, vfs=vfs)
         store.upgrade_backup = saved[0] if saved else None
         if had_power_cut and not inline:
             store._safe_pos = newest + MAX_LOST_ENTRIES
@@ -204,10 +209,9 @@ class SqliteStore:
         return done
 
     def _apply_change(self, change: Change, cur: apsw.Cursor) -> CommitResult:
-        if change.at > self._latest:
-            self._latest = change.at
+        now = self._read_clock()
         pos = None if self._safe_pos is None or not change.entries else self._find_safe_pos(cur)
-        done = commit.apply_change(cur, change, self._chance, pos=pos)
+        done = commit.apply_change(cur, change, self._chance, now=now, pos=pos)
         if done.pos and not done.duplicate:
             self.writer.last_pos = done.pos
         if _is_removal(change):
@@ -216,10 +220,16 @@ class SqliteStore:
 
     def _append_messages(self, cur: apsw.Cursor, changes: list[Change]) -> list[CommitResult]:
         """Apply several changes that only append messages."""
-        done = commit.append_messages(cur, changes, self._chance)
-        self._latest = max(self._latest, *(change.at for change in changes))
+        done = commit.append_messages(cur, changes, self._chance, now=self._read_clock())
         self.writer.last_pos = done[-1].pos
         return done
+
+    def _read_clock(self) -> float:
+        """Return the time for a write, and remember the latest one."""
+        now = self._now()
+        if now > self._latest:
+            self._latest = now
+        return now
 
     def _find_safe_pos(self, cur: apsw.Cursor) -> int | None:
         """The pos of the first entry after a power cut: after every pos that the power cut may have removed."""
@@ -232,7 +242,6 @@ class SqliteStore:
         self,
         *,
         owner: str,
-        at: Now,
         lease: float,
         limit: int,
         skip: Sequence[str] = (),
@@ -244,7 +253,7 @@ class SqliteStore:
 
         def job(cur: apsw.Cursor) -> list[Claim]:
             nonlocal before, latest
-            now, before = at() if callable(at) else at, self._latest
+            now, before = self._now(), self._latest
             back = now < before
             found = cursors.claim_cursors(
                 cur,
@@ -268,25 +277,25 @@ class SqliteStore:
             self._latest = latest
         return found
 
-    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, lease: float) -> int:
         held = {(claim.session, claim.consumer) for claim in claims}
-        return await self.writer.write(lambda cur: cursors.renew_leases(cur, held, owner=owner, at=at, lease=lease))
+        return await self.writer.write(
+            lambda cur: cursors.renew_leases(cur, held, owner=owner, at=self._now(), lease=lease)
+        )
 
-    async def revoke_leases(self, *, owner: str, at: float) -> int:
+    async def revoke_leases(self, *, owner: str) -> int:
         def job(cur: apsw.Cursor) -> int:
             # another process may have written since this store was opened, with another clock
             self._latest = max(self._latest, cursors.find_latest_wait_start(cur))
-            return cursors.revoke_leases(cur, owner=owner, at=at)
+            return cursors.revoke_leases(cur, owner=owner, at=self._now())
 
         return await self.writer.write(job)
 
-    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
-        self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: cursors.retry_now(cur, at=at, held=held))
+    async def retry_now(self, *, held: Sequence[str] = ()) -> int:
+        return await self.writer.write(lambda cur: cursors.retry_now(cur, at=self._read_clock(), held=held))
 
-    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
-        self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: deliveries.replay_dead_letters(cur, ids, at=at))
+    async def replay_dead_letters(self, ids: Sequence[int]) -> int:
+        return await self.writer.write(lambda cur: deliveries.replay_dead_letters(cur, ids, at=self._read_clock()))
 
     # -- sessions and their logs
 
@@ -490,7 +499,11 @@ class SqliteStore:
         rows = self._fetch_rows(deliveries.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
         return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
-    async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+    async def get_time(self) -> float:
+        return self._now()
+
+    async def get_next_due(self, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+        at = self._now()
         back = at < self._latest
         return self._translate_errors(
             lambda: cursors.find_next_due(self._cursor, at=at, skip=skip, only=only, back=back)

@@ -194,6 +194,6 @@ class GatewayHarness:
                 error = undelivered[0].error if undelivered else ""
                 raise CheckFailed(f"{sum(it.items for it in undelivered)} exchanges never arrived: {error}")
             if not busy:
-                await self.store.retry_now(at=self.clock.now())
+                await self.store.retry_now()
                 self.process.wakeups.work_available.set()
             await asyncio.sleep(POLL_SECONDS * 5)

@@ -1,13 +1,14 @@
 """The suite that every store must pass. A subclass says how a store is opened:
 
 class TestMyStore(StoreContract):
-    def open(self, home: Path) -> Store:
-        return MyStore.open(home, chance=SeededRandom())
+    def open(self, home: Path, now: Callable[[], float]) -> Store:
+        return MyStore.open(home, chance=SeededRandom(), now=now)
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ __all__ = ["SeededRandom", "StoreContract", "StoreScenario"]
 
 
 class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract, PeopleStoreContract):
-    def open(self, home: Path) -> Store:
-        """Open a new, empty store that may use the directory `home`."""
+    def open(self, home: Path, now: Callable[[], float]) -> Store:
+        """Open a new, empty store that may use the directory `home`. Its clock is `now`."""
         raise NotImplementedError
 
     @store_promise

@@ -7,6 +7,7 @@ import pytest
 from everhold.core.entries import Began, ChatLocation, Ended, EntryDraft, Noted, Said
 from everhold.errors import InvalidRequest, LeaseLost
 from everhold.ports.store import (
+    Change,
     CursorUpdate,
     DeadLetter,
     DeliveryItem,
@@ -56,8 +57,8 @@ class StoreCursorContract:
     async def test_a_cursor_is_due_after_its_delay(self, scenario: StoreScenario) -> None:
         await scenario.wake_consumer("compression", 30.0, at=100.0)
         assert await scenario.claim_consumers(at=129.0) == []
-        assert await scenario.store.get_next_due(at=110.0) == pytest.approx(20.0)
-        assert await scenario.store.get_next_due(at=140.0) == 0.0
+        assert await scenario.at(110.0).get_next_due() == pytest.approx(20.0)
+        assert await scenario.at(140.0).get_next_due() == 0.0
         assert await scenario.claim_consumers(at=130.0) == ["compression"]
 
     @store_promise
@@ -103,7 +104,7 @@ class StoreCursorContract:
         await scenario.open_session("t")
         await scenario.commit(wakeups=(Wakeup(consumer="turn"),), at=2.0)
         await scenario.claim_cursor("turn", owner="gone", at=2.0)
-        await scenario.store.revoke_leases(owner="me", at=2.0)
+        await scenario.at(2.0).revoke_leases(owner="me")
         await scenario.commit(wakeups=(Wakeup(consumer="turn"),), at=2.0, session="t")
         assert (await scenario.claim_cursor("turn", owner="me", at=2.0)).session == "s"
 
@@ -115,7 +116,7 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(skip=("memory:*", "turn")) == ["platform"]
         assert await scenario.claim_consumers(only=("memory:*",), skip=("memory:a",)) == ["memory:b"]
         assert await scenario.claim_consumers(only=("turn", "memory")) == ["turn"]
-        assert await scenario.store.get_next_due(at=1.0, skip=("memory:*",)) is None
+        assert await scenario.at(1.0).get_next_due(skip=("memory:*",)) is None
         assert await scenario.claim_consumers() == ["memory:a"]
 
     @store_promise
@@ -137,14 +138,33 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=65.0, owner="you") == ["turn"]
 
     @store_promise
-    async def test_the_lease_of_a_wakeup_begins_when_it_is_written(self, scenario: StoreScenario) -> None:
-        stalled = Wakeup(consumer="turn", owner="me", lease=60.0, lease_start=lambda: 500.0)
-        (claim,) = (await scenario.commit(at=5.0, wakeups=(stalled,))).claims
-        assert await scenario.claim_consumers(at=559.0, owner="you") == []
-        await scenario.update_cursor(claim, at=5.0, release=True, idle_at=99)
-        assert (await scenario.commit(at=5.0, wakeups=(stalled,))).claims, "the cursor is idle now"
-        assert await scenario.claim_consumers(at=559.0, owner="you") == []
-        assert await scenario.claim_consumers(at=560.0, owner="you") == ["turn"]
+    async def test_the_clock_of_the_store_decides_and_not_the_time_of_a_change(self, scenario: StoreScenario) -> None:
+        """The clock of a host may be wrong, or the host may have stalled before its commit."""
+        for hosts_time in (5.0, 500.0, 5_000.0):
+            change = Change(
+                step=Step.NOTE,
+                session="s",
+                at=hosts_time,
+                wakeups=(
+                    Wakeup(consumer="turn", owner="me", lease=60.0),
+                    Wakeup(consumer="compression", wait=RetryDelay(seconds=30.0)),
+                ),
+            )
+            (claim,) = (await scenario.at(500.0).commit(change)).claims
+            assert await scenario.at(510.0).get_next_due(only=("compression",)) == pytest.approx(20.0)
+            assert await scenario.claim_consumers(at=559.0, owner="you", only=("turn",)) == []
+            update = CursorUpdate(wait=RetryDelay(seconds=40.0), release=True)
+            await scenario.at(559.0).commit(
+                Change(step=Step.CURSOR_SETTLE, session="s", at=hosts_time, claim=claim, cursor=update)
+            )
+            assert await scenario.claim_consumers(at=598.0, owner="you", only=("turn",)) == []
+            assert await scenario.claim_consumers(at=599.0, owner="you", only=("turn",)) == ["turn"]
+            (compression,) = await scenario.at(599.0).claim_cursors(
+                owner="you", lease=60.0, limit=1, only=("compression",)
+            )
+            await scenario.update_cursor(compression, at=599.0, release=True, idle_at=99)
+            (turn,) = await scenario.at(700.0).claim_cursors(owner="me", lease=60.0, limit=1, only=("turn",))
+            await scenario.update_cursor(turn, at=400.0, release=True, idle_at=99)
 
     @store_promise
     async def test_a_wakeup_claims_no_cursor_that_is_held_or_not_yet_due(self, scenario: StoreScenario) -> None:
@@ -182,7 +202,7 @@ class StoreCursorContract:
         await scenario.commit_heard()
         await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
         assert await scenario.claim_consumers(at=60.9, owner="you") == []
-        assert await scenario.store.get_next_due(at=2.0) is None
+        assert await scenario.at(2.0).get_next_due() is None
 
     @store_promise
     async def test_an_expired_lease_can_be_taken_over_and_is_marked(self, scenario: StoreScenario) -> None:
@@ -222,10 +242,10 @@ class StoreCursorContract:
         await scenario.wake_consumer("platform")
         mine = await scenario.claim_cursor(at=1.0, owner="me", lease=60.0)
         yours = await scenario.claim_cursor("platform", at=1.0, owner="you", lease=60.0)
-        assert await scenario.store.renew_leases([mine, mine, yours], owner="me", at=50.0, lease=60.0) == 1
+        assert await scenario.at(50.0).renew_leases([mine, mine, yours], owner="me", lease=60.0) == 1
         assert await scenario.claim_consumers(at=109.0, owner="third") == ["platform"]
         assert await scenario.claim_consumers(at=110.0, owner="third") == ["turn"]
-        assert await scenario.store.renew_leases([mine, yours], owner="me", at=111.0, lease=60.0) == 0
+        assert await scenario.at(111.0).renew_leases([mine, yours], owner="me", lease=60.0) == 0
 
     @store_promise
     async def test_a_single_process_revokes_the_leases_of_dead_ones(self, scenario: StoreScenario) -> None:
@@ -234,7 +254,7 @@ class StoreCursorContract:
         await scenario.wake_consumer("idle")
         dead = await scenario.claim_cursor(at=1.0, owner="dead", lease=3600.0)
         await scenario.claim_cursor("platform", at=1.0, owner="me", lease=3600.0)
-        assert await scenario.store.revoke_leases(owner="me", at=2.0) == 1
+        assert await scenario.at(2.0).revoke_leases(owner="me") == 1
         new = await scenario.claim_cursor(at=2.0, owner="me")
         assert (new.taken_over, new.fence) == (True, dead.fence + 1)
         assert await scenario.claim_consumers(at=2.0) == ["idle"]
@@ -281,7 +301,7 @@ class StoreCursorContract:
     async def test_a_clock_that_goes_back_blocks_nothing(self, scenario: StoreScenario) -> None:
         for back in (3600.0, TEN_YEARS_SECONDS):
             await scenario.wake_consumer("compression", 30.0, at=TEN_YEARS_SECONDS * 2)
-            assert await scenario.store.get_next_due(at=TEN_YEARS_SECONDS * 2 - back) == 0.0
+            assert await scenario.at(TEN_YEARS_SECONDS * 2 - back).get_next_due() == 0.0
             claim = await scenario.claim_cursor("compression", at=TEN_YEARS_SECONDS * 2 - back)
             await scenario.update_cursor(claim, at=TEN_YEARS_SECONDS * 2 - back, idle_at=9, release=True)
 
@@ -289,7 +309,7 @@ class StoreCursorContract:
     async def test_a_clock_that_goes_back_does_not_shorten_a_mandatory_delay(self, scenario: StoreScenario) -> None:
         for now, back in ((TEN_YEARS_SECONDS * 4, 3600.0), (TEN_YEARS_SECONDS * 3, TEN_YEARS_SECONDS)):
             await scenario.wake_consumer("platform", 30.0, at=now, mandatory=True)
-            assert await scenario.store.get_next_due(at=now - back) == 30.0
+            assert await scenario.at(now - back).get_next_due() == 30.0
             assert await scenario.claim_consumers(at=now - back) == []
             assert await scenario.claim_consumers(at=now - back + 29.0) == []
             claim = await scenario.claim_cursor("platform", at=now - back + 30.0)
@@ -333,15 +353,14 @@ class StoreCursorContract:
         for session in ("a", "b"):
             await scenario.open_session(session)
             await scenario.commit_heard(session=session)
-        store = scenario.store
-        first = await store.claim_cursors(at=1.0, owner="dead", lease=60.0, limit=9)
-        assert await store.revoke_leases(owner="me", at=2.0) == 2
+        first = await scenario.at(1.0).claim_cursors(owner="dead", lease=60.0, limit=9)
+        assert await scenario.at(2.0).revoke_leases(owner="me") == 2
         held_back = [claim.name for claim in first if claim.session == "a"]
-        (claim,) = await store.claim_cursors(at=2.0, owner="me", lease=60.0, limit=1, held_back=held_back)
+        (claim,) = await scenario.at(2.0).claim_cursors(owner="me", lease=60.0, limit=1, held_back=held_back)
         assert claim.session == "b"
-        assert await store.claim_cursors(at=2.0, owner="me", lease=60.0, limit=9, held_back=held_back) == []
+        assert await scenario.at(2.0).claim_cursors(owner="me", lease=60.0, limit=9, held_back=held_back) == []
         assert (await scenario.read_cursor(session="a")).owner == "dead"
-        (claim,) = await store.claim_cursors(at=2.0, owner="me", lease=60.0, limit=9)
+        (claim,) = await scenario.at(2.0).claim_cursors(owner="me", lease=60.0, limit=9)
         assert (claim.session, claim.taken_over) == ("a", True)
 
     @store_promise
@@ -366,7 +385,7 @@ class StoreCursorContract:
         await scenario.update_cursor(claim, idle_at=1, release=True)
         cursor = await scenario.read_cursor()
         assert (cursor.since, cursor.owner) == (None, "")
-        assert await scenario.store.get_next_due(at=99.0) is None
+        assert await scenario.at(99.0).get_next_due() is None
         assert await scenario.claim_consumers(at=99.0) == []
         assert await scenario.store.list_cursors(waiting=True) == []
         await scenario.commit_heard(at=100.0)
@@ -385,7 +404,7 @@ class StoreCursorContract:
         await scenario.commit_heard()
         claim = await scenario.claim_cursor(at=1.0)
         await scenario.update_cursor(claim, at=1.0, idle_at=1, wait=RetryDelay(seconds=60.0), release=True)
-        assert await scenario.store.get_next_due(at=2.0) == 59.0
+        assert await scenario.at(2.0).get_next_due() == 59.0
         claim = await scenario.claim_cursor(at=61.0)
         await scenario.update_cursor(claim, at=61.0, idle_at=1, wait=RetryDelay(seconds=60.0), release=True)
         await scenario.commit_heard(at=62.0)
@@ -402,9 +421,9 @@ class StoreCursorContract:
         await scenario.wake_consumer("memory:failed", at=1.0)
         failed = await scenario.claim_cursor("memory:failed", at=1.0)
         await scenario.update_cursor(failed, at=1.0, attempts=1, wait=RetryDelay(seconds=60.0), release=True)
-        assert await scenario.store.retry_now(at=2.0, held=("memory:*",)) == 2
+        assert await scenario.at(2.0).retry_now(held=("memory:*",)) == 2
         assert await scenario.claim_consumers(at=2.0) == ["memory:a", "memory:b"]
-        assert await scenario.store.retry_now(at=2.0) == 1
+        assert await scenario.at(2.0).retry_now() == 1
         assert await scenario.claim_consumers(at=2.0) == ["memory:failed"]
 
     @store_promise
@@ -611,9 +630,9 @@ class StoreCursorContract:
         (dead_letters,) = await scenario.store.list_dead_letters(session="s", consumer="platform")
         assert (dead_letters.seq, dead_letters.key, dead_letters.reason, dead_letters.in_doubt) == (1, "k", "no", True)
         assert (dead_letters.at, dead_letters.state) == (5.0, "dead")
-        assert await scenario.store.get_next_due(at=9.0) is None
-        assert await scenario.store.replay_dead_letters([dead_letters.id, 999], at=9.0) == 1
-        assert await scenario.store.replay_dead_letters([dead_letters.id], at=9.0) == 0
+        assert await scenario.at(9.0).get_next_due() is None
+        assert await scenario.at(9.0).replay_dead_letters([dead_letters.id, 999]) == 1
+        assert await scenario.at(9.0).replay_dead_letters([dead_letters.id]) == 0
         assert await scenario.store.list_dead_letters() == []
         (replaying,) = await scenario.store.list_dead_letters(state="replaying")
         assert (replaying.id, replaying.state) == (dead_letters.id, "replaying")
@@ -622,7 +641,7 @@ class StoreCursorContract:
             step=Step.DELIVERY_DONE, claim=claim, at=9.0, replayed=(dead_letters.id,), cursor=make_idle_update(1)
         )
         assert [one.state for one in await scenario.store.list_dead_letters(state="")] == ["replayed"]
-        assert await scenario.store.get_next_due(at=9.0) is None
+        assert await scenario.at(9.0).get_next_due() is None
 
     @store_promise
     async def test_no_reason_of_a_dead_letter_contains_erased_text(self, scenario: StoreScenario) -> None:
@@ -662,7 +681,7 @@ class StoreCursorContract:
         claim = await scenario.claim_cursor("platform")
         await scenario.commit(claim=claim, dead_letters=(DeadLetter(consumer="platform", session="s", seq=1),))
         (dead_letters,) = await scenario.store.list_dead_letters()
-        await scenario.store.replay_dead_letters([dead_letters.id], at=2.0)
+        await scenario.at(2.0).replay_dead_letters([dead_letters.id])
         await scenario.update_cursor(claim, at=3.0, idle_at=1, release=True)
         assert await scenario.claim_consumers(at=3.0) == ["platform"]
 

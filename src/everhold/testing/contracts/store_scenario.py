@@ -38,11 +38,27 @@ from everhold.ports.store import (
 from everhold.testing.seeded_random import SeededRandom as SeededRandom
 
 
-class StoreScenario:
-    """One store with session `s` of agent `main`."""
+class StoreClock:
+    """The clock of a store under test. A test sets it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class StoreScenario:
+    """One store with session `s` of agent `main`, and the clock that it was opened with."""
+
+    def __init__(self, store: Store, clock: StoreClock | None = None) -> None:
         self.store = store
+        self.clock = clock or StoreClock()
+
+    def at(self, time: float) -> Store:
+        """Set the store's clock, and return the store."""
+        self.clock.time = time
+        return self.store
 
     async def commit(
         self, *bodies: EntryBody | EntryDraft, session: str = "s", at: float = 1.0, step: Step = Step.NOTE, **rest: Any
@@ -50,7 +66,7 @@ class StoreScenario:
         drafts = tuple(
             one if isinstance(one, EntryDraft) else EntryDraft(body=one, author="person:ada") for one in bodies
         )
-        return await self.store.commit(Change(step=step, session=session, at=at, entries=drafts, **rest))
+        return await self.at(at).commit(Change(step=step, session=session, at=at, entries=drafts, **rest))
 
     async def open_session(self, session: str, *, address: str = "", at: float = 0.0, **opening: Any) -> CommitResult:
         opens = SessionOpening(agent="main", address=address or f"test:{session}", **opening)
@@ -75,13 +91,13 @@ class StoreScenario:
     async def claim_cursor(
         self, consumer: str = "turn", *, at: float = 1.0, owner: str = "me", lease: float = 60.0, limit: int = 1
     ) -> Claim:
-        claims = await self.store.claim_cursors(owner=owner, at=at, lease=lease, limit=limit, only=(consumer,))
+        claims = await self.at(at).claim_cursors(owner=owner, lease=lease, limit=limit, only=(consumer,))
         assert len(claims) == 1, f"{consumer} is not due"
         return claims[0]
 
     async def claim_consumers(self, *, at: float = 1.0, owner: str = "me", limit: int = 99, **rest: Any) -> list[str]:
         """Return the consumers of the cursors that can be claimed now, in order."""
-        claims = await self.store.claim_cursors(owner=owner, at=at, lease=60.0, limit=limit, **rest)
+        claims = await self.at(at).claim_cursors(owner=owner, lease=60.0, limit=limit, **rest)
         return [claim.consumer for claim in claims]
 
     async def begin_operation(
@@ -186,7 +202,7 @@ def get_heard_text(entry: Entry) -> str:
 
 
 class OpensStore(Protocol):
-    def open(self, home: Path) -> Store: ...
+    def open(self, home: Path, now: Callable[[], float]) -> Store: ...
 
 
 def store_promise(test: Callable[[Any, StoreScenario], Awaitable[None]]) -> Callable[[Any, Path], None]:
@@ -194,9 +210,10 @@ def store_promise(test: Callable[[Any, StoreScenario], Awaitable[None]]) -> Call
 
     def run(self: OpensStore, tmp_path: Path) -> None:
         async def play() -> None:
-            store = self.open(tmp_path)
+            clock = StoreClock()
+            store = self.open(tmp_path, clock)
             try:
-                scenario = StoreScenario(store)
+                scenario = StoreScenario(store, clock)
                 await scenario.open_session("s")
                 await test(self, scenario)
                 assert await store.verify() == []

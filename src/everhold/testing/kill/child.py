@@ -278,7 +278,7 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
         control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=home / "erasures.log")
         forgetter = PersonForgetter(control, agents=lambda: ("main",))
         executor = OrderExecutor(remote, control, forgetter, store)
-        await store.revoke_leases(owner=gates.owner, at=clock.now())
+        await store.revoke_leases(owner=gates.owner)
         await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -68,26 +68,26 @@ class KillableStore(SqliteStore):
         self.kill_switch(Step.CLAIM, "after")
         return claims
 
-    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, lease: float) -> int:
         self.kill_switch(Step.RENEW, "before")
-        count = await super().renew_leases(claims, owner=owner, at=at, lease=lease)
+        count = await super().renew_leases(claims, owner=owner, lease=lease)
         self.kill_switch(Step.RENEW, "after")
         return count
 
-    async def revoke_leases(self, *, owner: str, at: float) -> int:
+    async def revoke_leases(self, *, owner: str) -> int:
         self.kill_switch(Step.REVOKE_LEASES, "before")
-        count = await super().revoke_leases(owner=owner, at=at)
+        count = await super().revoke_leases(owner=owner)
         self.kill_switch(Step.REVOKE_LEASES, "after")
         return count
 
-    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
+    async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         self.kill_switch(Step.RETRY_NOW, "before")
-        count = await super().retry_now(at=at, held=held)
+        count = await super().retry_now(held=held)
         self.kill_switch(Step.RETRY_NOW, "after")
         return count
 
-    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
+    async def replay_dead_letters(self, ids: Sequence[int]) -> int:
         self.kill_switch(Step.REPLAY, "before")
-        count = await super().replay_dead_letters(ids, at=at)
+        count = await super().replay_dead_letters(ids)
         self.kill_switch(Step.REPLAY, "after")
         return count

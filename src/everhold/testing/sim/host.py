@@ -292,7 +292,11 @@ class SimHost:
             self.witness.checkpoint_wal()  # some connections open an empty write-ahead log
         number = len(self._connections)
         store = SqliteStore.open(
-            self.world.disk, chance=SimRandom(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
+            self.world.disk,
+            chance=SimRandom(self.world.seed, f"salt {number}"),
+            now=self.world.now,
+            inline=True,
+            synchronous="OFF",
         )
         writer = PowerCutWriter(
             store.writer.db,
@@ -328,7 +332,7 @@ class SimHost:
         log = process.make_logger(self.witness.complaints)
         gates = SimGates(process, store=parts.store(process), log=log)
         if self.world.profile.mode == "restart":
-            await gates.store.revoke_leases(owner=process.name, at=gates.clock.now())
+            await gates.store.revoke_leases(owner=process.name)
         wakeups, tail = Wakeups(), LogTail()
         process.on_commit = tail.on_commit
         runtimes = parts.runtimes(SimRuntimes(self.environment))

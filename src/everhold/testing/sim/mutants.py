@@ -461,8 +461,7 @@ class IgnoresClockGoingBack(GatedStore):
 
     async def claim_cursors(self, **wanted: Any) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
-            at = wanted["at"]
-            return cursors.claim_cursors(cur, **{**wanted, "at": at() if callable(at) else at}, back=False)
+            return cursors.claim_cursors(cur, **wanted, at=self.world.now(), back=False)
 
         await self._before(Step.CLAIM)
         record_next_commit(self.disk, functools.partial(self.witness.record_claims, self.process))
@@ -470,8 +469,9 @@ class IgnoresClockGoingBack(GatedStore):
         await self._after(Step.CLAIM)
         return claims
 
-    async def get_next_due(self, *, at: float, skip: Any = (), only: Any = ()) -> float | None:
-        return cursors.find_next_due(self.disk.writer.cursor, at=at, skip=skip, only=only, back=False)
+    async def get_next_due(self, *, skip: Any = (), only: Any = ()) -> float | None:
+        now = self.world.now()
+        return cursors.find_next_due(self.disk.writer.cursor, at=now, skip=skip, only=only, back=False)
 
 
 class TakesFromItself(GatedStore):
@@ -590,9 +590,9 @@ class TwoSessionsAtOnce(GatedStore):
             return await super().commit(change)
 
         def job(cur: apsw.Cursor) -> CommitResult:
-            done = commit.apply_change(cur, change, self.process.chance)
+            done = commit.apply_change(cur, change, self.process.chance, now=self.world.now())
             if not done.duplicate:
-                commit.apply_change(cur, other, self.process.chance)
+                commit.apply_change(cur, other, self.process.chance, now=self.world.now())
             return done
 
         await self._before(change.step)

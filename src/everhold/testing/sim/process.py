@@ -178,28 +178,28 @@ class GatedStore(_StoreMethods):
         await self._after(Step.CLAIM)
         return claims
 
-    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, lease: float) -> int:
         await self._before(Step.RENEW)
-        count = await self.disk.renew_leases(claims, owner=owner, at=at, lease=lease)
+        count = await self.disk.renew_leases(claims, owner=owner, lease=lease)
         await self._after(Step.RENEW)
         return count
 
-    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
+    async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         await self._before(Step.RETRY_NOW)
-        count = await self.disk.retry_now(at=at, held=held)
+        count = await self.disk.retry_now(held=held)
         await self._after(Step.RETRY_NOW)
         return count
 
-    async def revoke_leases(self, *, owner: str, at: float) -> int:
+    async def revoke_leases(self, *, owner: str) -> int:
         await self._before(Step.REVOKE_LEASES)
-        count = await self.disk.revoke_leases(owner=owner, at=at)
+        count = await self.disk.revoke_leases(owner=owner)
         self.world.record(self.process.name, f"seizes {count} leases")
         await self._after(Step.REVOKE_LEASES)
         return count
 
-    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
+    async def replay_dead_letters(self, ids: Sequence[int]) -> int:
         await self._before(Step.REPLAY)
-        count = await self.disk.replay_dead_letters(ids, at=at)
+        count = await self.disk.replay_dead_letters(ids)
         await self._after(Step.REPLAY)
         return count
 

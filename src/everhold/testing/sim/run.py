@@ -85,7 +85,7 @@ def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessP
     async def play() -> list[str]:
         left = await host.run()
         undone = [f"work remains after the faults ended: {left}"] if left else []
-        store = SqliteStore.open(disk, chance=SimRandom(seed, "end"), inline=True, synchronous="OFF")
+        store = SqliteStore.open(disk, chance=SimRandom(seed, "end"), now=world.now, inline=True, synchronous="OFF")
         gates = Gates(
             store=store, clock=world, chance=SimRandom(seed, "end"), log=SimLogger(world, "end", []), owner="end"
         )
