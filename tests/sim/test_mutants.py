@@ -31,6 +31,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "erased-back": (7,),
     "recall-record-stays": (4,),
     "recall-record-returns": (21,),
+    "host-clock": (1,),
     "pins-compressed": (80,),
     "pins-stay": (0,),
     "short-wait": (19,),

@@ -733,6 +733,14 @@ class KnowsNoTombstones(GatedStore):
         return [] if namespace is StateNamespace.ERASURE else await super().list_state_records(namespace, scope=scope)
 
 
+class TrustsHostClock(GatedStore):
+    """Leases and due times are those of the host's clock."""
+
+    def __init__(self, process: SimProcess) -> None:
+        super().__init__(process)
+        process.disk._now = process.clock.now
+
+
 class CompressesPins(GatedStore):
     """Loses the pins that are older than the newest compression."""
 
@@ -868,6 +876,11 @@ MUTANTS: Final[dict[str, SimMutant]] = {
             **_LONG_CHATS,
             **_MANY_ACTIONS,
         },
+    ),
+    "host-clock": SimMutant(
+        description="let the clock of a host decide leases and due times",
+        parts=_make_store_parts(TrustsHostClock),
+        settings={"clock_skew": 10.0, "mode": "peers", "trouble": 0.15, **_LONG_CHATS},
     ),
     "pins-compressed": SimMutant(
         description="lose pins by a compression",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -46,6 +47,7 @@ class SimProcess:
         self.dead = False
         self.stalled: asyncio.Event | None = None
         self.disk = disk
+        self.clock = HostClock(world, self.name)
         self.chance = SimRandom(world.seed, self.name)
         self.wakeups = Wakeups()
         self.store: Store = GatedStore(self)
@@ -107,11 +109,32 @@ class SimProcess:
         return SimLogger(self.world, self.name, complaints)
 
 
+class HostClock:
+    """The clock of a host, which differs from the store's."""
+
+    def __init__(self, world: SimWorld, name: str) -> None:
+        self.world = world
+        most = world.profile.clock_skew
+        self.skew = random.Random(f"{world.seed}/clock {name}").uniform(-most, most)
+
+    def now(self) -> float:
+        return self.world.now() + self.skew
+
+    def monotonic(self) -> float:
+        return self.world.monotonic()
+
+
 class SimGates(Gates):
     """Gates whose calls go through the simulated world."""
 
     def __init__(self, process: SimProcess, *, store: Store, log: SimLogger) -> None:
-        super().__init__(store=store, clock=process.world, chance=process.chance, log=log, owner=process.name)
+        super().__init__(
+            store=store,
+            clock=process.clock,
+            chance=process.chance,
+            log=log,
+            owner=process.name,
+        )
         self.process = process
 
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:

@@ -72,6 +72,8 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     """For how long commits of a process are collected and then made at once; 0 for each alone."""
     pins: float
     """The probability at each check that somebody pins an entry or removes a pin."""
+    clock_skew: float
+    """By how many seconds the clock of a process may differ from the store's."""
 
 
 def draw_profile(seed: int) -> SimProfile:
@@ -117,4 +119,5 @@ def draw_profile(seed: int) -> SimProfile:
         callers=chance.choice((0, 0, 1)),
         batch_seconds=chance.choice((0.0, 0.0, 0.05, 0.5)),
         pins=chance.choice((0.0, 0.0, 0.0, 0.6)),
+        clock_skew=chance.choice((0.0, 0.0, 0.05, 10.0)),
     )
