@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from everhold.api import context as context_module, server as server_module
-from everhold.api.connection_pool import ConnectionPool
+from everhold.infra.connection_pool import ConnectionPool
 from everhold.api.idempotency import IdempotentTasks, TaskKey
 from everhold.api.rate_limits import SlotCounter
 from everhold.errors import Transient
