@@ -125,7 +125,7 @@ def find_unfit_tools(specs: Sequence[ToolSpec]) -> dict[str, str]:
             names.add(spec.name)
             total += size
             continue
-        unfit[spec.name[:100]] = reason
+        unfit[spec.name] = reason
     return unfit
 
 
