@@ -337,6 +337,15 @@ async def test_a_server_that_floods_us_is_ended(victim: Victim, behaviour: str, 
         assert reason in made.falls[0]
 
 
+async def test_a_flood_of_errors_does_not_fill_the_log(victim: Victim) -> None:
+    code = "import os\nfor _ in range(2_000): os.write(2, b'noise\\n' * 100)\n"
+    async with run_attacker(victim, SandboxKind.NONE) as made:
+        await made.run("evil_attack", code=code)
+        await made.run("evil_attack", code="import os; os.close(2)")
+        logged = made.logger.find_events("mcp.logged")
+    assert 0 < len(logged) <= mcp_program.MAX_LOGGED_LINES
+
+
 async def test_a_flood_in_a_call_ends_the_server_and_nothing_else(victim: Victim) -> None:
     async with run_servers(victim.home.parent, evil={"command": SERVER}, good={"command": SERVER}) as made:
         await made.ready()
