@@ -242,8 +242,8 @@ def test_a_tool_that_no_model_can_be_sent_is_refused_by_name(wrong: dict[str, An
     class Odd(Minimal):
         capabilities = (MemoryCapability.TOOLS,)
 
-        def tools(self) -> Sequence[Tool]:
-            given = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, **wrong}
+        def tools(self, *_: object) -> Sequence[Tool]:
+            given: dict[str, Any] = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, **wrong}
             tool = FakeTool("look", ToolEffect.PURE)
             tool.spec = ToolSpec(**given)
             return [tool]

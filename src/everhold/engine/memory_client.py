@@ -398,10 +398,13 @@ def is_tool(thing: object) -> bool:
 def _find_tool_objection(spec: ToolSpec) -> str:
     """Return why a tool cannot be sent to a model; empty if it can. A plug-in made it, so its fields may be anything,
     and it would be part of every request."""
-    if not isinstance(spec.name, str) or not isinstance(spec.description, str):
+    name: object = spec.name
+    description: object = spec.description
+    parameters: object = spec.parameters
+    if not isinstance(name, str) or not isinstance(description, str):
         return "its name or description is not text"
     try:
-        size = measure_tool(spec) if isinstance(spec.parameters, dict) else None
+        size = measure_tool(spec) if isinstance(parameters, dict) else None
     except (TypeError, ValueError, RecursionError):
         size = None
     if size is None:

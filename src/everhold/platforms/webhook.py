@@ -128,6 +128,7 @@ class WebhookServer:
 
     async def serve(self, *, host: str, port: int, ready: Callable[[int], None] = lambda _: None) -> None:
         """Serve until cancelled. Raises Refused if the port is in use."""
+        protocol: Any = functools.partial(WebhookProtocol, pool=ConnectionPool(MAX_CONNECTIONS))
         config = uvicorn.Config(
             self,
             host=host,
@@ -138,7 +139,7 @@ class WebhookServer:
             ws="none",
             server_header=False,
             proxy_headers=False,
-            http=functools.partial(WebhookProtocol, pool=ConnectionPool(MAX_CONNECTIONS)),
+            http=protocol,
             limit_concurrency=MAX_CONNECTIONS + CLOSING_CONNECTIONS,
         )
         server = _WebhookUvicornServer(config)
