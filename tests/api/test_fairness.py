@@ -13,10 +13,10 @@ import httpx2
 import pytest
 
 from everhold.api import context as context_module, server as server_module
-from everhold.api.connection_pool import ConnectionPool
 from everhold.api.idempotency import IdempotentTasks, TaskKey
 from everhold.api.rate_limits import SlotCounter
 from everhold.errors import Transient
+from everhold.infra.connection_pool import ConnectionPool
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ADA, BOB, ELSEWHERE, LOCAL, OPERATOR, TOKENS, ApiGateway, configuration
 from tests.waiting import LIMIT_SECONDS, wait_until

@@ -266,6 +266,18 @@ async def test_login_attempts_are_limited_per_client(gateway: LoginGateway) -> N
     assert seen.count(401) < 90
 
 
+async def test_logins_with_one_token_are_limited_and_keep_nobody_else_out(gateway: LoginGateway) -> None:
+    """Whoever has a token, or a program in a loop, does not fill the store and the log with logins."""
+    code = await gateway.make_code(token="laptop")
+    page = Browser(gateway)
+    seen = [(await page.http.post("/api/login", json={"token": ADA})).status_code for _ in range(100)]
+    assert (set(seen), seen[0], seen[-1]) == ({200, 429}, 200, 429)
+    assert seen.count(200) < 90
+    assert (await page.http.post("/api/login", json={"token": f"{ADA}x"})).status_code == 401
+    await gateway.log_in(token=OPERATOR)
+    await gateway.log_in(code=code)
+
+
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from everhold.app import SystemClock
 from everhold.assembly.tool_pins import ToolPinRegistry
-from everhold.core.tool_pins import compute_entry_digest
+from everhold.core.tool_pins import RESERVED_TOOL_NAMES, compute_entry_digest, find_clashes
 from everhold.errors import Conflict, NotFound
 from everhold.ports.model import ToolSpec
+from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.gateway import RecordingLogger
 from everhold.testing.seeded_random import SeededRandom
@@ -85,3 +87,21 @@ async def test_of_a_change_and_a_confirmation_at_the_same_time_none_is_lost(pins
         )
         assert isinstance(results[0], dict | Conflict)
         assert set((await pins.review("s", ENTRY, make_tools(a=f"evil {number}"))).waiting) == {"a"}
+
+
+async def test_pins_that_cannot_be_read_make_no_tool_trusted(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
+    pins = ToolPinRegistry(store, clock=SystemClock(), log=RecordingLogger())
+    write = StateWrite(namespace=StateNamespace.TOOL_PINS, key="s", value='{"entry": 7}', version=0)
+    await store.commit(Change(step=Step.STATE, session="", at=0.0, state_writes=(write,)))
+    with pytest.raises(msgspec.DecodeError):
+        await pins.review("s", ENTRY, make_tools(a="A"))
+    await store.close()
+
+
+def test_the_names_of_memories_and_built_in_tools_are_theirs() -> None:
+    offered = {"notes": ["notes_search", "notes_list"], "session": ["session_search"]}
+    assert find_clashes(offered, {"notes_search", *RESERVED_TOOL_NAMES}) == {
+        ("notes", "notes_search"): "a memory",
+        ("session", "session_search"): "a built-in tool",
+    }

@@ -241,7 +241,7 @@ def check_request(gateway: FuzzedGateway, parts: list[bytes]) -> None:
     assert b" 500 " not in answer[:20]
     assert len(answer) < 1_000_000
     status, _ = gateway.runner.run(gateway.gateway.ask(with_token("GET /health")))
-    assert status == 200, "the server no longer answers"
+    assert status in (200, 429), "the server no longer answers"  # a fast machine exceeds the rate
 
 
 REQUEST_PARTS: Final = [
@@ -304,6 +304,12 @@ CONFIGURATIONS: Final[dict[str, Any]] = {
 }
 test_configuration = fuzz_briefly(check_configuration, examples=25, **CONFIGURATIONS)
 test_configuration_for_long = fuzz_for_long(check_configuration, share=0.1, **CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("text", ["---\n%YAML 9.9\n", "---\n%YAML 9.9\na: b\n", "%YAML 9.9\n---\na: b\n"])
+def test_a_directive_for_an_unknown_version_does_not_end_the_reader(text: str) -> None:
+    document = read_document(text)
+    assert document.data == {"a": "b"} or document.problems
 
 
 def check_mcp(line: bytes) -> None:

@@ -21,12 +21,13 @@ import pytest
 from everhold.config import McpSettings
 from everhold.infra import child_launcher
 from everhold.infra.child_process import ChildPolicy, ChildProcesses, SandboxKind, SandboxMissing
-from everhold.tools import mcp
+from everhold.tools import mcp, mcp_program
 from tests.cli.command_home import CONFIG, CommandHome, make_plugin
 from tests.tools.test_mcp import ServerHarness, run_servers
 from tests.waiting import LIMIT_SECONDS, block_until, wait_until
 
 SERVER = (sys.executable, str(Path(__file__).with_name("hostile_server.py")))
+LISTING_SERVER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("listing_server.py")))
 SANDBOXES = (SandboxKind.BUBBLEWRAP, SandboxKind.LANDLOCK)
 KINDS = (*SANDBOXES, SandboxKind.NONE)
 CANARY = "canary-4f1d2b"
@@ -336,6 +337,15 @@ async def test_a_server_that_floods_us_is_ended(victim: Victim, behaviour: str, 
         assert reason in made.falls[0]
 
 
+async def test_a_flood_of_errors_does_not_fill_the_log(victim: Victim) -> None:
+    code = "import os\nfor _ in range(2_000): os.write(2, b'noise\\n' * 100)\n"
+    async with run_attacker(victim, SandboxKind.NONE) as made:
+        await made.run("evil_attack", code=code)
+        await made.run("evil_attack", code="import os; os.close(2)")
+        logged = made.logger.find_events("mcp.logged")
+    assert 0 < len(logged) <= mcp_program.MAX_LOGGED_LINES
+
+
 async def test_a_flood_in_a_call_ends_the_server_and_nothing_else(victim: Victim) -> None:
     async with run_servers(victim.home.parent, evil={"command": SERVER}, good={"command": SERVER}) as made:
         await made.ready()
@@ -370,6 +380,35 @@ async def test_many_tools_are_bounded_together(victim: Victim) -> None:
         assert sum(len(json.dumps(tool.spec.parameters)) for tool in tools.values()) <= 256 * 1024
         assert 5 < len(tools) < 40
         assert "the descriptions of all tools have more than" in made.complaints()[0]
+
+
+async def test_a_long_name_evades_no_limit(victim: Victim) -> None:
+    async with run_servers(victim.home.parent, evil={"command": (*LISTING_SERVER, "long")}) as made:
+        await made.ready()
+        assert set(made.servers.get_tools(made.agent)) == {"evil_small"}
+        (problem,) = made.complaints()
+        assert "models refuse its name" in problem
+        assert len(problem) < 500
+
+
+async def test_an_endless_list_of_tools_is_not_collected(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "MAX_LIST_BYTES", 1_000_000)
+    async with run_servers(victim.home.parent, evil={"command": (*LISTING_SERVER, "pages", "300_000")}) as made:
+        await made.ready()
+        assert (victim.home / "mcp" / "evil" / "pages").read_text() == "4"
+        assert made.servers.get_tools(made.agent) == {}
+        assert "its description and parameters have" in made.complaints()[0]
+
+
+async def test_a_server_that_sends_much_without_a_call_is_ended(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_program, "MAX_UNASKED_BYTES", 1_000_000)
+    monkeypatch.setattr(mcp_program, "MAX_UNASKED_MESSAGES", 1_000_000)
+    async with run_servers(victim.home.parent, evil={"command": (*LISTING_SERVER, "chatty", "100_000")}) as made:
+        await made.ready()
+        await wait_until(made.falls.__len__)
+        assert "it sent more than 1000000 bytes without a call" in made.falls[0]
 
 
 async def test_the_output_of_a_tool_is_bounded(victim: Victim) -> None:

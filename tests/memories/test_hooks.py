@@ -25,9 +25,10 @@ from everhold.ports.memory import (
     ProviderHealth,
     SessionSwitch,
 )
-from everhold.ports.model import ModelResponse
+from everhold.ports.model import ModelResponse, ToolSpec
 from everhold.ports.platform import DeliveryGuarantee
-from everhold.testing.fakes import FakeMemoryProvider, FakeModel
+from everhold.ports.tool import Tool, ToolEffect
+from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakeTool
 from everhold.testing.gateway import InProcessGateway
 from tests.e2e.running_gateway import RunningGateway
 from tests.memories.ledger import CountTool, LedgerService
@@ -222,6 +223,35 @@ def test_an_invalid_result_of_find_does_not_affect_the_turn(gateway: InProcessGa
     assert "something \ufffd" in shown  # text that cannot be stored is not shown either
     assert "odd" in shown  # the missing memory is named
     assert gateway.logger.find_events("recall.failed")
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        ({"name": 7}, "is not text"),
+        ({"description": None}, "is not text"),
+        ({"parameters": ["x"]}, "parameters are not an object of JSON"),
+        ({"parameters": {"x": {1, 2}}}, "parameters are not an object of JSON"),
+        ({"parameters": {"x": "y" * 40_000}}, "more than 32,768"),
+        ({"name": "n" * 40_000}, "more than 32,768"),
+    ],
+)
+def test_a_tool_that_no_model_can_be_sent_is_refused_by_name(wrong: dict[str, Any], why: str) -> None:
+    """Otherwise it would be part of every request of the agent, which fails then, or costs far more."""
+
+    class Odd(Minimal):
+        capabilities = (MemoryCapability.TOOLS,)
+
+        def tools(self, *_: object) -> Sequence[Tool]:
+            given: dict[str, Any] = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, **wrong}
+            tool = FakeTool("look", ToolEffect.PURE)
+            tool.spec = ToolSpec(**given)
+            return [tool]
+
+    with pytest.raises(InvalidRequest, match="memory odd") as caught:
+        _ = MemoryClient(Odd(), instance="odd").tools
+    assert why in caught.value.message
+    assert len(caught.value.message) < 500
 
 
 def test_hits_beyond_the_requested_limit_are_dropped(gateway: InProcessGateway) -> None:

@@ -23,7 +23,7 @@ from everhold.ports.plugin import PluginContext
 from everhold.testing.contracts.platform import PlatformHarness
 from everhold.testing.platforms.telegram import TelegramServer
 from tests.platforms.remote_telegram import TOKEN, RemoteTelegram
-from tests.waiting import LIMIT_SECONDS
+from tests.waiting import LIMIT_SECONDS, wait_until
 
 SECRET = "a-secret-that-only-telegram-knows-0123456789"
 HEADER = "X-Telegram-Bot-Api-Secret-Token"
@@ -218,3 +218,84 @@ async def test_a_connection_without_a_request_is_closed(
         async with asyncio.timeout(LIMIT_SECONDS):
             await reader.read()  # ends when the connection is closed
         writer.close()
+
+
+# -- strangers, who need no secret to send something slowly ------------------------------------------------------------
+
+
+class ServedHook:
+    """A webhook whose proof is a word in the body, as a signature needs the whole body."""
+
+    def __init__(self, **options: Any) -> None:
+        self.bodies: list[bytes] = []
+        self.server = WebhookServer(
+            path="/hook", proof=lambda _, body: body == b"signed", accept_body=self._take, **options
+        )
+        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def _take(self, body: bytes) -> None:
+        self.bodies.append(body)
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[ServedHook]:
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self.server.serve(host="127.0.0.1", port=0, ready=port.set_result))
+        self.port = await port
+        try:
+            yield self
+        finally:
+            for writer in self._writers:
+                writer.close()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def open(self, beginning: bytes, times: int) -> list[asyncio.StreamReader]:
+        opened = []
+        for _ in range(times):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(beginning)
+            await writer.drain()
+            self._writers.append(writer)
+            opened.append(reader)
+        return opened
+
+    async def call(self) -> int:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            return (await client.post(f"http://127.0.0.1:{self.port}/hook", content=b"signed")).status_code
+
+
+SLOW_BODY = b"POST /hook HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx"
+
+
+async def test_slow_bodies_of_strangers_keep_the_platform_from_nothing() -> None:
+    async with ServedHook(seconds=10 * LIMIT_SECONDS).run() as hook:
+        opened = await hook.open(SLOW_BODY, webhook.MAX_CONCURRENT_REQUESTS)
+        await wait_until(lambda: hook.server.arriving == webhook.MAX_CONCURRENT_REQUESTS)
+        assert await hook.call() == 200
+        assert hook.bodies == [b"signed"]
+        assert hook.server.arriving == webhook.MAX_CONCURRENT_REQUESTS - 1, "the oldest one made room"
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert (await opened[0].readline()).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("beginning", [b"", b"POST /hook HTTP/1.1\r\nX: y", SLOW_BODY], ids=["empty", "head", "body"])
+async def test_open_connections_of_strangers_keep_the_platform_from_nothing(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes
+) -> None:
+    monkeypatch.setattr(webhook, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(webhook, "CLOSING_CONNECTIONS", 5)
+    monkeypatch.setattr(webhook, "HEAD_SECONDS", 10 * LIMIT_SECONDS)
+    async with ServedHook(seconds=10 * LIMIT_SECONDS).run() as hook:
+        opened = await hook.open(beginning, 30)
+        assert await hook.call() == 200
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await opened[0].read()  # ends when the connection is closed
+
+
+async def test_without_the_secret_no_body_is_awaited(harness: PlatformHarness) -> None:
+    reader, writer = await open_raw(harness)
+    writer.write(b"POST /hook/main HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+    async with asyncio.timeout(LIMIT_SECONDS):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+    writer.close()

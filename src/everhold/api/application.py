@@ -42,6 +42,7 @@ def build_application(context: ApiContext) -> GuardMiddleware:
     metrics.guard = guard
     context.confirm_caller = guard.confirm_caller
     context.check_failed_login = guard.check_failed_login
+    context.check_login = guard.check_login
     return guard
 
 

@@ -108,6 +108,8 @@ class ApiContext:
     """Identifies the caller of a request again. Set by the application."""
     check_failed_login: Callable[[RequestHead, HttpSettings], None] = lambda head, settings: None
     """Refuses the request if too many logins failed at its address. Set by the application."""
+    check_login: Callable[[str], None] = lambda token: None
+    """Refuses the request if there were too many logins with this token. Set by the application."""
     first_text_wait_seconds: float = 10.0
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
     streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_STREAMS))

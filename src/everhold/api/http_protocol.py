@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from everhold.api.connection_pool import ConnectionPool
 from everhold.api.loopback import LoopbackEndpoint, ServerHandshake
 from everhold.api.rate_limits import get_peer_network
 from everhold.api.scope_keys import CORK, OPERATOR_CONNECTION
 from everhold.api.unix_socket import is_trusted_peer
+from everhold.infra.connection_pool import ConnectionPool
 from everhold.infra.http_protocol import BoundedHttpProtocol
 
 BUSY_RESPONSE: Final = (

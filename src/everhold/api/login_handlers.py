@@ -50,6 +50,8 @@ async def log_in(call: ApiCall) -> Response:
             f"a token with role {credential.scope.role} cannot log in",
             remedy="use the token of a person",
         )
+    if given.token:
+        call.context.check_login(credential.scope.token)
     is_https = is_https_request(call.head, settings.trusted_proxies)
     issued = await call.context.logins.create_login(credential, browser=call.headers.get("user-agent", ""))
     cookies = [_format_cookie(issued.id, issued.cookie, is_https=is_https, seconds=COOKIE_SECONDS)]

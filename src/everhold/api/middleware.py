@@ -74,6 +74,8 @@ PUBLIC_RATE: Final = RateLimit(burst=600, per_second=50)
 """The rate of reading what anybody may read: the files of the console, and the health."""
 GUESS_RATE: Final = RateLimit(burst=10, per_second=1 / 6)
 """The rate of wrong tokens of one peer. Above it they get 429."""
+LOGIN_RATE: Final = RateLimit(burst=30, per_second=1 / 10)
+"""The rate of logins with one token. A person logs in now and then, and each login is stored."""
 
 RESPONSE_HEADERS: Final = (
     (
@@ -126,6 +128,7 @@ class GuardMiddleware:
         self._anonymous_buckets = RateLimitBuckets(ANONYMOUS_RATE, monotonic=monotonic)
         self._public_buckets = RateLimitBuckets(PUBLIC_RATE, monotonic=monotonic)
         self._guess_buckets = RateLimitBuckets(GUESS_RATE, monotonic=monotonic)
+        self._login_buckets = RateLimitBuckets(LOGIN_RATE, monotonic=monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -219,7 +222,7 @@ class GuardMiddleware:
             return caller
         is_public = self.is_public(head.method, head.path)
         if is_public and head.method not in ("GET", "HEAD"):
-            return ANONYMOUS  # a login; `check_failed_login` limits the rate
+            return ANONYMOUS  # a login; `check_failed_login` and `check_login` limit the rate
         if wait := (self._public_buckets if is_public else self._anonymous_buckets).take(where):
             raise _build_rate_limit_error(wait)
         if is_public:
@@ -236,6 +239,12 @@ class GuardMiddleware:
     def check_failed_login(self, head: RequestHead, settings: HttpSettings) -> None:
         """Limit the rate of failed logins. As with tokens, those of others at the same address lock nobody out."""
         if wait := self._anonymous_buckets.take(get_peer_network(find_client_address(head, settings.trusted_proxies))):
+            raise _build_rate_limit_error(wait)
+
+    def check_login(self, token: str) -> None:
+        """Limit the rate of logins with the token called `token`. A login with a code does not count: the request that
+        made the code did."""
+        if wait := self._login_buckets.take(token):
             raise _build_rate_limit_error(wait)
 
     async def confirm_caller(self, head: RequestHead) -> ApiCaller | None:

@@ -849,12 +849,15 @@ class IdentityLinkResponse(Struct):
 
 
 class WaitingToolView(Struct):
-    """A tool that is not offered: `new`, or `changed` since the owner saw it with the description `before`."""
+    """A tool that is not offered: `new`, or `changed` since the owner saw it with the description `before`. The
+    parameters are JSON as text."""
 
     name: str
     state: str
     description: str
     before: str
+    parameters: str
+    parameters_before: str
 
 
 class ToolServerView(Struct):

@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 import uvicorn
 from uvicorn.server import ServerState
 
-from everhold.api.connection_pool import ConnectionPool
 from everhold.api.context import ApiContext
 from everhold.api.http_protocol import BoundedHeadProtocol
 from everhold.api.middleware import GuardMiddleware
 from everhold.errors import InvalidRequest
+from everhold.infra.connection_pool import ConnectionPool
 
 GRACE_SECONDS: Final = 2
 IDLE_SECONDS: Final = 10.0

@@ -63,7 +63,7 @@ def read_document(data: str | bytes, *, file: str = "config.yaml") -> YamlDocume
     except RecursionError:
         document.report_problem((), "is nested too deeply", f"use at most {MAX_DEPTH} levels")
         return document
-    except (ValueError, AttributeError, IndexError, AssertionError, TypeError) as error:
+    except (ValueError, AttributeError, LookupError, AssertionError, TypeError) as error:
         # The YAML library fails with these errors on some broken documents.
         document.report_problem(
             (), f"is not YAML ({type(error).__name__})", "check the quotes, brackets and directives"

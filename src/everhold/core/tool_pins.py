@@ -37,10 +37,13 @@ RESERVED_TOOL_NAMES: Final = frozenset(tool.name for tool in BUILTIN_TOOLS)
 
 
 class PinnedTool(Struct, frozen=True):
-    """A tool as it was seen: the digest of what the model reads, and the description to show to the owner."""
+    """A tool as it was seen: the digest of what the model reads, and the texts to show to the owner. A model reads the
+    parameters as it reads the description."""
 
     digest: str
     description: str = ""
+    parameters: str = ""
+    """As JSON in ASCII, so no character of it is invisible. Empty in a pin of an earlier build."""
 
 
 class ToolPins(Struct, frozen=True, omit_defaults=True):
@@ -76,11 +79,16 @@ def review_tools(pins: ToolPins | None, entry: str, offered: Mapping[str, ToolSp
     The first tools of an entry are trusted, because the owner just configured it. Later ones wait if they are new or
     changed. A tool that is not offered any more keeps its pin, so it may come back unchanged.
     """
-    seen = {name: PinnedTool(compute_tool_digest(spec), spec.description) for name, spec in offered.items()}
+    seen = {name: _pin_tool(spec) for name, spec in offered.items()}
     if pins is None or pins.entry != entry:
         return ToolPins(entry=entry, tools=seen)
     waiting = {name: tool for name, tool in seen.items() if not _is_same(pins.tools.get(name), tool)}
     return ToolPins(entry=entry, tools=pins.tools, waiting=waiting)
+
+
+def _pin_tool(spec: ToolSpec) -> PinnedTool:
+    parameters = json.dumps(spec.parameters, sort_keys=True, ensure_ascii=True)
+    return PinnedTool(compute_tool_digest(spec), spec.description, parameters)
 
 
 def _is_same(pinned: PinnedTool | None, tool: PinnedTool) -> bool:
@@ -125,7 +133,7 @@ def find_unfit_tools(specs: Sequence[ToolSpec]) -> dict[str, str]:
             names.add(spec.name)
             total += size
             continue
-        unfit[spec.name[:100]] = reason
+        unfit[spec.name] = reason
     return unfit
 
 
@@ -160,14 +168,17 @@ def describe_pins(server: str, pins: ToolPins) -> dict[str, Any]:
     return {
         "server": server,
         "tools": sorted(pins.tools),
-        "waiting": [
-            {
-                "name": name,
-                "state": "changed" if name in pins.tools else "new",
-                "description": tool.description,
-                "before": pins.tools[name].description if name in pins.tools else "",
-            }
-            for name, tool in sorted(pins.waiting.items())
-        ],
+        "waiting": [_describe_waiting(name, tool, pins.tools.get(name)) for name, tool in sorted(pins.waiting.items())],
         "digest": pins.waiting_digest if pins.waiting else "",
+    }
+
+
+def _describe_waiting(name: str, tool: PinnedTool, before: PinnedTool | None) -> dict[str, str]:
+    return {
+        "name": name,
+        "state": "changed" if before else "new",
+        "description": tool.description,
+        "before": before.description if before else "",
+        "parameters": tool.parameters,
+        "parameters_before": before.parameters if before else "",
     }

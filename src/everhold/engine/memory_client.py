@@ -24,6 +24,7 @@ from msgspec import structs
 from everhold.core.entries import strip_surrogates, strip_surrogates_deep
 from everhold.core.peers import PeerRule
 from everhold.core.retry import retry_delay_seconds
+from everhold.core.tool_pins import MAX_TOOL_BYTES, measure_tool
 from everhold.engine.effects import call_plugin
 from everhold.errors import EverholdError, InDoubt, InvalidRequest, PartiallyDone, Refused, Transient
 from everhold.ports.clock import Clock
@@ -175,6 +176,9 @@ class MemoryClient:
             raise self._build_error("its `tools` are not a list of tools")
         if len(offered) > MAX_TOOLS:
             raise self._build_error(f"it offers {len(offered)} tools, more than {MAX_TOOLS}")
+        for tool in offered:
+            if objection := _find_tool_objection(tool.spec):
+                raise self._build_error(f"its tool {str(tool.spec.name)[:100]!r} cannot be offered: {objection}")
         return {tool.spec.name: tool for tool in offered}
 
     def prompt(self) -> str:
@@ -389,6 +393,25 @@ def is_tool(thing: object) -> bool:
     parts = [getattr(thing, name, None) for name in ("spec", "effect", "deadline", "run")]
     spec, effect, deadline, run = parts
     return isinstance(spec, ToolSpec) and isinstance(effect, ToolEffect) and _is_number(deadline) and callable(run)
+
+
+def _find_tool_objection(spec: ToolSpec) -> str:
+    """Return why a tool cannot be sent to a model; empty if it can. A plug-in made it, so its fields may be anything,
+    and it would be part of every request."""
+    name: object = spec.name
+    description: object = spec.description
+    parameters: object = spec.parameters
+    if not isinstance(name, str) or not isinstance(description, str):
+        return "its name or description is not text"
+    try:
+        size = measure_tool(spec) if isinstance(parameters, dict) else None
+    except (TypeError, ValueError, RecursionError):
+        size = None
+    if size is None:
+        return "its parameters are not an object of JSON"
+    if size > MAX_TOOL_BYTES:
+        return f"its name, description and parameters have {size:,} bytes, more than {MAX_TOOL_BYTES:,}"
+    return ""
 
 
 def _describe_type(value: object) -> str:

@@ -2,29 +2,39 @@
 
 It listens on this machine, behind a reverse proxy that has the certificate. The caller gets 200 only after its update
 is committed; otherwise it sends the update again. The server does not start without a secret.
+
+Anybody can call it, and a signature can be checked only when the whole body is here. So bodies and connections of
+strangers never keep the platform waiting: if there are too many, the oldest makes room for the newest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from everhold.errors import EverholdError, Refused
+from everhold.infra.connection_pool import ConnectionPool
 from everhold.infra.http_protocol import BoundedHttpProtocol
 
 MAX_BODY_BYTES: Final = 1 << 20
 BODY_SECONDS: Final = 5.0
 MAX_CONCURRENT_REQUESTS: Final = 64
+"""The limit of bodies that have not arrived yet."""
 MAX_CONNECTIONS: Final = 256
+CLOSING_CONNECTIONS: Final = 100
+"""uvicorn still counts connections that are being closed to make room."""
 HEAD_SECONDS: Final = 10.0
 """How long a connection may stay open without a complete request head."""
 
 VerifyRequest = Callable[[Mapping[str, str], bytes], bool]
 """Return whether headers and raw body prove the sender. Called before the body is parsed."""
+VerifyHead = Callable[[Mapping[str, str]], bool]
+"""Return whether the headers can prove the sender. Called before the body is read."""
 AcceptBody = Callable[[bytes], Awaitable[bytes | None]]
 """Accept the update and return the response body, if any. Raises if the platform shall send the update again."""
 
@@ -38,15 +48,22 @@ class WebhookServer:
         path: str,
         proof: VerifyRequest,
         accept_body: AcceptBody,
+        head_proof: VerifyHead = lambda _: True,
         most_bytes: int = MAX_BODY_BYTES,
         seconds: float = BODY_SECONDS,
     ) -> None:
         self._path = path
         self._verify = proof
+        self._verify_head = head_proof
         self._accept_body = accept_body
         self._max_body_bytes = most_bytes
         self._body_seconds = seconds
-        self._arriving = 0
+        self._arriving: dict[asyncio.Timeout, None] = {}
+
+    @property
+    def arriving(self) -> int:
+        """How many requests have a body that has not arrived yet."""
+        return len(self._arriving)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,16 +84,17 @@ class WebhookServer:
         is_number = declared.isascii() and declared.isdigit() and len(declared) <= 20  # int() refuses a very long one
         if not is_number or int(declared) > self._max_body_bytes:
             return 413
-        if self._arriving >= MAX_CONCURRENT_REQUESTS:
-            return 503
-        self._arriving += 1
+        if not self._verify_head(headers):
+            return 401
         try:
-            async with asyncio.timeout(self._body_seconds):
-                body = await self._read_body(receive)
+            async with asyncio.timeout(self._body_seconds) as limit:
+                self._add_arriving(limit)
+                try:
+                    body = await self._read_body(receive)
+                finally:
+                    self._arriving.pop(limit, None)
         except TimeoutError:
             return 408
-        finally:
-            self._arriving -= 1
         if body is None:
             return 413
         if not self._verify(headers, body):
@@ -85,6 +103,15 @@ class WebhookServer:
             return 200, await self._accept_body(body) or b""
         except EverholdError:
             return 503  # not committed, so the platform has to send it again
+
+    def _add_arriving(self, limit: asyncio.Timeout) -> None:
+        """Count a body. If there are too many, the time of the oldest ends now: a platform sends its body at once."""
+        if len(self._arriving) >= MAX_CONCURRENT_REQUESTS:
+            oldest = next(iter(self._arriving))
+            del self._arriving[oldest]
+            if not oldest.expired():
+                oldest.reschedule(asyncio.get_running_loop().time())
+        self._arriving[limit] = None
 
     async def _read_body(self, receive: Receive) -> bytes | None:
         """Return the whole body, or None if it is too large or does not end in time."""
@@ -101,6 +128,7 @@ class WebhookServer:
 
     async def serve(self, *, host: str, port: int, ready: Callable[[int], None] = lambda _: None) -> None:
         """Serve until cancelled. Raises Refused if the port is in use."""
+        protocol: Any = functools.partial(WebhookProtocol, pool=ConnectionPool(MAX_CONNECTIONS))
         config = uvicorn.Config(
             self,
             host=host,
@@ -111,8 +139,8 @@ class WebhookServer:
             ws="none",
             server_header=False,
             proxy_headers=False,
-            http=WebhookProtocol,
-            limit_concurrency=MAX_CONNECTIONS,
+            http=protocol,
+            limit_concurrency=MAX_CONNECTIONS + CLOSING_CONNECTIONS,
         )
         server = _WebhookUvicornServer(config)
         task = asyncio.get_running_loop().create_task(server.serve())
@@ -129,15 +157,33 @@ class WebhookServer:
 
 
 class WebhookProtocol(BoundedHttpProtocol):
-    """Closes a connection on which no request head arrives, because anybody can open very many of them."""
+    """Closes a connection on which no request head arrives, and the oldest if there are too many, because anybody can
+    open very many of them."""
 
+    is_proven = False
+    """A signature proves a request, and no other one on its connection."""
     _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, pool: ConnectionPool, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pool = pool
+        self.peer = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._wait_for_head()
+        self.peer = self.client[0] if self.client else ""
+        if self._pool.add(self):
+            self._wait_for_head()
+        else:
+            transport.close()  # all others are being committed; the platform sends the update again
+
+    def is_idle(self) -> bool:
+        """Whether the connection may be closed to make room: it has no request whose body has arrived."""
+        cycle: Any = self.cycle  # None before the first request, whatever its annotation says
+        return cycle is None or cycle.response_complete or cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.remove(self)
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -146,6 +192,7 @@ class WebhookProtocol(BoundedHttpProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
+        self._pool.touch(self)
         super().on_response_complete()
         self._wait_for_head()
 

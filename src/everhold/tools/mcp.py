@@ -30,6 +30,7 @@ from everhold.core.tool_pins import (
     compute_entry_digest,
     find_clashes,
     find_unfit_tools,
+    measure_tool,
 )
 from everhold.errors import InDoubt, InvalidRequest, Transient
 from everhold.infra.child_process import (
@@ -68,6 +69,10 @@ MAX_FILE_BYTES: Final = 20_000_000
 """Maximum bytes of a file in a result. A larger file is named and not stored."""
 MAX_FILES: Final = 20
 """Maximum files of a result. Further ones are named and not stored."""
+MAX_LIST_BYTES: Final = 16 * 1024 * 1024
+"""After this many bytes of descriptions and parameters no further tools are listed."""
+MAX_SHOWN_CHARS: Final = 100
+"""Maximum characters of an unfit name in a message."""
 CALL_KEY_META: Final = "everhold/key"
 """The key of the idempotency key in the call's `_meta`, for servers that recognise repeats."""
 REMEDY: Final = describe_install("mcp")
@@ -339,7 +344,11 @@ class McpServer:
             remedy = self.remedy or "everhold tries again; `everhold logs` shows more"
             found.append(_build_problem(self.name, f"is not working: {self.reason}", remedy))
         found += [
-            _build_problem(self.name, f"its tool {name} is not offered: {reason}", "ask the server's author for less")
+            _build_problem(
+                self.name,
+                f"its tool {name[:MAX_SHOWN_CHARS]} is not offered: {reason}",
+                "ask the server's author for less",
+            )
             for name, reason in self.unfit.items()
         ]
         if self.pins is not None and self.pins.waiting:
@@ -458,20 +467,10 @@ class McpServer:
 
     async def _refresh_offers(self, client: Client) -> None:
         """List the server's tools, and offer those that are within the limits and as the owner has seen them."""
-        tools: list[types.Tool] = []
-        cursor: str | None = None
-        while True:
-            page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-            tools += page.tools
-            cursor = page.next_cursor
-            if not cursor or not page.tools or len(tools) > MAX_TOOLS:
-                break
-        offers = [
-            McpToolOffer(self.name, self.settings, tool, redact=self._redact_text) for tool in tools[: MAX_TOOLS + 1]
-        ]
+        offers = await self._list_offers(client)
         self.unfit = find_unfit_tools([offer.spec for offer in offers])
         if self.unfit:
-            self._log.warning("mcp.tools_dropped", offered=len(tools), used=len(tools) - len(self.unfit))
+            self._log.warning("mcp.tools_dropped", offered=len(offers), used=len(offers) - len(self.unfit))
         fit = {offer.spec.name: offer for offer in offers if offer.spec.name not in self.unfit}
         entry = compute_entry_digest(self.settings.command, self.settings.url or "")
         pins = await self._review(self.name, entry, {name: offer.spec for name, offer in fit.items()})
@@ -480,6 +479,21 @@ class McpServer:
         self.offers = tuple(offer for name, offer in fit.items() if name not in pins.waiting)
         if before != self.offers:
             self._on_changed()
+
+    async def _list_offers(self, client: Client) -> list[McpToolOffer]:
+        """Return what the server offers, until it is too much. The server decides how many pages there are, and how
+        large each is."""
+        offers: list[McpToolOffer] = []
+        size = 0
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor, cache_mode="bypass")
+            for tool in page.tools[: MAX_TOOLS + 1 - len(offers)]:
+                offers.append(McpToolOffer(self.name, self.settings, tool, redact=self._redact_text))
+                size += measure_tool(offers[-1].spec)
+            cursor = page.next_cursor
+            if not cursor or not page.tools or len(offers) > MAX_TOOLS or size > MAX_LIST_BYTES:
+                return offers
 
     async def _on_message(self, message: object) -> None:
         """Handle a notification, for example that the tools changed."""

@@ -24,6 +24,8 @@ MAX_INVALID_LINES: Final = 50
 """After this many invalid lines in a row the program is not an MCP server."""
 MAX_UNASKED_MESSAGES: Final = 10_000
 """After this many messages since the last call of a tool the program floods us."""
+MAX_UNASKED_BYTES: Final = 4 * MAX_LINE_BYTES
+"""The same for the bytes of these messages. Several calls at once may return a message of the largest size each."""
 MAX_LOGGED_LINES: Final = 200
 """Lines on standard error that are logged; of further lines only the last one is kept."""
 
@@ -55,6 +57,7 @@ class McpProgram:
         self.pid = 0
         self._unasked = 0
         """Messages received since the last call of a tool."""
+        self._unasked_bytes = 0
         self._stopping = False
         """We are stopping it, so its exit is not a failure."""
 
@@ -107,6 +110,10 @@ class McpProgram:
                     if not self._stopping:
                         await self._on_output_closed(process)
                     return
+                self._unasked_bytes += len(line)
+                if self._unasked_bytes > MAX_UNASKED_BYTES:
+                    self.reason = f"it sent more than {MAX_UNASKED_BYTES} bytes without a call"
+                    return
                 if not line.strip():
                     continue
                 try:
@@ -150,7 +157,7 @@ class McpProgram:
             async for wrapped in outgoing:
                 text: str = wrapped.message.model_dump_json(by_alias=True, exclude_unset=True)
                 if getattr(wrapped.message, "method", "") == "tools/call":
-                    self._unasked = 0
+                    self._unasked = self._unasked_bytes = 0
                 process.stdin.write(text.encode("utf-8", "replace") + b"\n")
                 await process.stdin.drain()
 

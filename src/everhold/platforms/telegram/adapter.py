@@ -131,7 +131,7 @@ class TelegramPlatform:
         update again."""
         secret = shared.reveal().encode()
 
-        def proof(headers: Mapping[str, str], body: bytes) -> bool:
+        def proof(headers: Mapping[str, str], body: bytes = b"") -> bool:
             given = headers.get("x-telegram-bot-api-secret-token", "").encode("latin-1", "replace")
             return hmac.compare_digest(given, secret)
 
@@ -160,7 +160,8 @@ class TelegramPlatform:
 
         loop = asyncio.get_running_loop()
         port: asyncio.Future[int] = loop.create_future()
-        server = WebhookServer(path=urlsplit(webhook.url).path or "/", proof=proof, accept_body=accept_body)
+        path = urlsplit(webhook.url).path or "/"
+        server = WebhookServer(path=path, proof=proof, head_proof=proof, accept_body=accept_body)
         serving = loop.create_task(server.serve(host=webhook.host, port=webhook.port, ready=port.set_result))
         try:
             either: list[asyncio.Future[Any]] = [serving, port]
