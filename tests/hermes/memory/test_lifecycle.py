@@ -440,7 +440,10 @@ LOADS = RECORDER.replace(
 async def test_a_writer_that_is_still_loading_is_waited_for(tmp_path: Path) -> None:
     """A stop would lose everything that it received in between."""
     harness = HermesPluginHarness(tmp_path, LOADS)
-    (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(5.5)")
-    async with harness.open(environ={"PYTHONPATH": str(tmp_path)}, deadline_seconds=30) as plugin:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "slow_to_load.py").write_text("import time; time.sleep(5.5)")
+    options = {"environ": {"PYTHONPATH": str(site)}, "read_paths": (str(site),), "deadline_seconds": 30}
+    async with harness.open(**options) as plugin:
         await plugin.store(make_batch(make_exchange("hello")))
         assert len(harness.read_calls("sent")) == 1
