@@ -193,7 +193,8 @@ KEYLESS = ("honcho", "openviking")
 async def serve_plugin(home: Path, name: str, **given: Any) -> AsyncIterator[dict[str, Any]]:
     """Run what a plug-in talks to, configure the plug-in in a home of hermes-agent, and yield more settings for it."""
     if name == "byterover":
-        yield {"environ": {"PATH": install_brv(home.parent / "bin")}}
+        folder = home.parent / "bin"
+        yield {"environ": {"PATH": install_brv(folder)}, "read_paths": (str(folder), sys.prefix)}
         return
     async with SERVICES[name](**({} if name in KEYLESS else {"key": "k"})) as service:
         yield configure_plugin(home, name, service.url, **given)
