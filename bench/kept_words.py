@@ -8,6 +8,8 @@ from everhold.evals.kept_words import LANGUAGES, ConversationKind, SentenceOrigi
 LEAST_SHARE = 0.9
 MOST_GROWTH = 1.15
 CASES: tuple[tuple[SentenceOrigin, ConversationKind], ...] = (
+    ("held_out_20261118", "work"),
+    ("held_out_20261118", "talk"),
     ("held_out", "work"),
     ("held_out", "talk"),
     ("wording", "work"),

@@ -1,18 +1,20 @@
 """Measure which instructions of people a compression keeps, in several languages, and how large the context gets.
 
 The summariser is bland: its summary contains nothing of what was said. So only the rule of `core/compression.py` can
-keep a sentence. The rule was made with the sentences in `wording/`; those in `held_out/` test it.
+keep a sentence. The rule was made with the sentences in `wording/` and `held_out/`; the conversations in
+`held_out_20261118/` test it.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Final, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core import compression
 from everhold.core.entries import Compressed
@@ -20,14 +22,16 @@ from everhold.evals.conversation import EvalConversation, EvalToolCall, EvalTurn
 from everhold.evals.runner import ReplayRuntimes, replay_conversation, start_gateway
 from everhold.ports.model import ModelRequest, ModelResponse
 
-SentenceOrigin: TypeAlias = Literal["wording", "held_out"]
+SentenceOrigin: TypeAlias = Literal["wording", "held_out", "held_out_20261118"]
 ConversationKind: TypeAlias = Literal["work", "talk"]
 """`work`: many requests make the agent use tools, whose output is long. `talk`: it only answers."""
 
 LANGUAGES: Final[dict[SentenceOrigin, tuple[str, ...]]] = {
     "wording": ("en", "de", "es", "fr", "zh", "ar"),
     "held_out": ("en", "de", "es", "fr", "ja", "ru"),
+    "held_out_20261118": ("en", "de", "es", "fr", "ja", "ru"),
 }
+_MARKED_PATTERN: Final = re.compile(r"\[\[(.+?)\]\]")
 WINDOW_TOKENS: Final = 32_000
 KEPT_EXCHANGES: Final = 6
 """The default of `keep_exchanges`."""
@@ -39,6 +43,12 @@ LAST_REQUESTS: Final = 8
 """The conversation ends with so many requests, so no sentence is in the exchanges that stay as they are."""
 WORKED_ON_SHARE: Final = 0.3
 """How many of the instructions make the agent use a tool at once, as many a correction does."""
+CONVERSATION_WINDOW_TOKENS: Final = 16_000
+"""The window of whole conversations, which are shorter than those that are made of sentences."""
+CONVERSATION_COMPRESSIONS: Final[dict[ConversationKind, int]] = {"work": 0, "talk": 3}
+"""How often a whole conversation is compressed on request. 0: whenever the window fills up."""
+ROW_FACTOR: Final = 8
+"""How many lines the output of a tool has for each line that the file asks for, so that the window fills up."""
 BLAND_SUMMARY: Final = " ".join(
     ["The people and the assistant worked on several matters, looked things up and talked about how to go on."] * 16
 )
@@ -69,6 +79,18 @@ TOKENS_BEFORE: Final[dict[tuple[SentenceOrigin, ConversationKind, str], tuple[in
     ("held_out", "talk", "fr"): (1_024, 8_851),
     ("held_out", "talk", "ja"): (1_034, 8_976),
     ("held_out", "talk", "ru"): (1_058, 9_297),
+    ("held_out_20261118", "work", "en"): (725, 8_436),
+    ("held_out_20261118", "work", "de"): (674, 6_403),
+    ("held_out_20261118", "work", "es"): (617, 7_680),
+    ("held_out_20261118", "work", "fr"): (627, 7_752),
+    ("held_out_20261118", "work", "ja"): (648, 7_146),
+    ("held_out_20261118", "work", "ru"): (656, 35_030),
+    ("held_out_20261118", "talk", "en"): (725, 1_112),
+    ("held_out_20261118", "talk", "de"): (674, 997),
+    ("held_out_20261118", "talk", "es"): (617, 902),
+    ("held_out_20261118", "talk", "fr"): (627, 912),
+    ("held_out_20261118", "talk", "ja"): (648, 997),
+    ("held_out_20261118", "talk", "ru"): (656, 1_086),
 }
 """The last context, and the mean of all, of the same conversations with the rule that searched for English and German
 words (commit 33c06b3).
@@ -87,7 +109,9 @@ class SentenceSet(Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...]
     chatter: tuple[str, ...]
     requests: tuple[str, ...]
-    groups: tuple[SentenceGroup, ...]
+    groups: tuple[SentenceGroup, ...] = ()
+    turns: tuple[EvalTurn, ...] = ()
+    """The turns of whole conversations, with the complete output of the tools."""
 
 
 class KeptWordsScore(Struct, frozen=True, kw_only=True):
@@ -134,6 +158,8 @@ class BlandModel:
 
 def load_sentences(origin: SentenceOrigin, language: str) -> SentenceSet:
     text = (resources.files("everhold.evals") / origin / f"{language}.txt").read_text("utf-8")
+    if origin == "held_out_20261118":
+        return _parse_turns(text)
     return _parse_sections(text) if origin == "wording" else _parse_groups(text)
 
 
@@ -169,9 +195,43 @@ def _pair_lines(lines: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         yield question, answer
 
 
+def _parse_turns(text: str) -> SentenceSet:
+    """Read whole conversations: a person's message, the calls of tools and the answer, in this order."""
+    chance = random.Random(SEED)  # nosec B311  # a fixed seed
+    kept, chatter, turns = [], [], []
+    for line in text.splitlines():
+        mark, _, rest = line.partition(": ")
+        if mark == "K":
+            kept.append(match[1] if (match := _MARKED_PATTERN.search(rest)) else rest)
+        elif mark == "C":
+            chatter.append(rest)
+        if mark in ("K", "C"):
+            turns.append(EvalTurn(who="Ada", text=rest.replace("[[", "").replace("]]", "")))
+        elif mark == "T":
+            turns[-1] = structs.replace(turns[-1], tool_calls=(*turns[-1].tool_calls, _parse_call(rest, chance)))
+        elif mark == "A":
+            turns[-1] = structs.replace(turns[-1], reply=rest)
+    return SentenceSet(kept=tuple(kept), chatter=tuple(chatter), requests=(), turns=tuple(turns))
+
+
+def _parse_call(text: str, chance: random.Random) -> EvalToolCall:
+    head, _, first = text.partition(" | ")
+    tool, _, rows = head.rpartition(" ")
+    lines = [_vary_figures(first, chance) for _ in range(int(rows) * ROW_FACTOR)]
+    query = f"{chance.getrandbits(40):010x}"
+    return EvalToolCall(tool=tool, arguments={"query": query}, result="\n".join((first, *lines)), changes=False)
+
+
+def _vary_figures(line: str, chance: random.Random) -> str:
+    return re.sub(r"\d", lambda _: str(chance.randint(0, 9)), line)
+
+
 def build_conversation(origin: SentenceOrigin, language: str, kind: ConversationKind) -> EvalConversation:
     """Return a long conversation in which the sentences are spread between requests."""
     sentences, chance = load_sentences(origin, language), random.Random(SEED)  # nosec B311  # a fixed seed
+    if sentences.turns:
+        turns = [turn if kind == "work" else _shorten_results(turn) for turn in sentences.turns]
+        return EvalConversation(name=f"{origin}-{kind}-{language}", language=language, turns=tuple(turns))
     kept = set(sentences.kept)
     groups = [
         [_build_sentence(text, reply, chance, works=kind == "work" and text in kept) for text, reply in group.exchanges]
@@ -182,6 +242,11 @@ def build_conversation(origin: SentenceOrigin, language: str, kind: Conversation
     turns = [turn for group in groups for turn in group]
     turns += [_build_request(sentences.requests, chance, kind) for _ in range(LAST_REQUESTS)]
     return EvalConversation(name=f"{origin}-{kind}-{language}", language=language, turns=tuple(turns))
+
+
+def _shorten_results(turn: EvalTurn) -> EvalTurn:
+    calls = (structs.replace(call, result=call.result.partition("\n")[0]) for call in turn.tool_calls)
+    return structs.replace(turn, tool_calls=tuple(calls))
 
 
 def _build_sentence(text: str, reply: str, chance: random.Random, *, works: bool) -> EvalTurn:
@@ -217,10 +282,13 @@ def _build_call(chance: random.Random) -> EvalToolCall:
 def measure_kept_words(origin: SentenceOrigin, language: str, kind: ConversationKind = "work") -> KeptWordsScore:
     """Replay the conversation of a language in a window that fills up several times, and look at the last context."""
     conversation, sentences = build_conversation(origin, language, kind), load_sentences(origin, language)
-    runtimes = ReplayRuntimes(conversation, BlandModel(), window=WINDOW_TOKENS)
+    whole = bool(sentences.turns)
+    window = CONVERSATION_WINDOW_TOKENS if whole and kind == "work" else WINDOW_TOKENS
+    compressions = CONVERSATION_COMPRESSIONS[kind] if whole else 0
+    runtimes = ReplayRuntimes(conversation, BlandModel(), window=window)
     runtimes.settings.update(keep_turns=KEPT_EXCHANGES)
     with start_gateway(runtimes) as gateway:
-        sessions = replay_conversation(gateway, runtimes, conversation, compressions=0, keep=KEPT_EXCHANGES)
+        sessions = replay_conversation(gateway, runtimes, conversation, compressions=compressions, keep=KEPT_EXCHANGES)
         gateway.run(gateway.control.compress_session(sessions[-1], keep=KEPT_EXCHANGES))
         gateway.run_until_idle()
         gateway.send_message("…", who="Ada", kind="dm")
