@@ -182,6 +182,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     agent: str
     taken_over: bool = False
     """The former holder never released it, so its batch in flight may still arrive."""
+    has_replays: bool = True
+    """The cursor had dead letters to replay when it was claimed."""
 
     @property
     def consumer(self) -> str:
@@ -522,6 +524,15 @@ class SessionSnapshot(Struct, frozen=True, kw_only=True):
     """The op of the newest turn, 0 if there is none."""
 
 
+class SessionReplies(Struct, frozen=True, kw_only=True):
+    """What a session says to chats, and its head, all from the same moment."""
+
+    last_seq: int
+    generation: int
+    entries: list[Entry]
+    """The `said` and `notified` entries in order, without what was said by operations that were undone."""
+
+
 class Store(Protocol):
     """One append-only log per session, and the rows that are derived from it."""
 
@@ -611,6 +622,9 @@ class Store(Protocol):
         kinds: Sequence[EntryKind] = (),
         limit: int | None = None,
     ) -> list[Entry]: ...
+
+    async def read_replies(self, session: str, *, after: int = 0) -> SessionReplies:
+        """What the session says to chats after a seq."""
 
     async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
         """Entries of one session in order, with bodies of about `PAGE_BYTES` at most. Empty at the end."""

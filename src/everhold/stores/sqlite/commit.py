@@ -334,7 +334,7 @@ HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", 
 
 # `cross join` fixes the order of the joins, so that only the requested rows are read.
 _SELECT_HEADS: Final = (
-    "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
+    f"select b.address, s.id, s.title, s.next_seq, {sessions.GENERATION}, "
     "(select due from cursors where session = s.id and consumer = j.value) "
     "from json_each(?) j cross join bindings b on b.address = j.key cross join sessions s on s.id = b.session"
 )
@@ -381,7 +381,7 @@ def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomS
     sessions.advance_sessions(cur, [(following, session) for session, following in grown.items()])
     done = []
     woken = set[str]()
-    for change, seq, (address, session, _, _, generation, parent, due) in placed:
+    for change, seq, (address, session, _, _, generation, due) in placed:
         pos += 1
         claims: tuple[Claim, ...] = ()
         if wakeups := change.wakeups:
@@ -392,7 +392,5 @@ def append_messages(cur: apsw.Cursor, changes: Sequence[Change], chance: RandomS
                 woken.add(session)
         for write in change.state_writes:
             state_records.write_state(cur, write)
-        if parent:
-            generation += sessions.count_inherited_erasures(cur, parent)
         done.append(CommitResult(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
     return done

@@ -38,6 +38,7 @@ from everhold.ports.store import (
     Receipt,
     ReceiptCount,
     Session,
+    SessionReplies,
     SessionSnapshot,
     StateNamespace,
     StateRecord,
@@ -294,7 +295,7 @@ class SqliteStore:
         found = self._fetch_rows(sessions.SELECT_SESSION, (id,))
         if not found:
             raise sessions.build_not_found(id)
-        return sessions.parse_session_row(self._cursor, found[0])
+        return sessions.parse_session_row(found[0])
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         # If another connection may write, the parts need a transaction to be from the same moment.
@@ -305,7 +306,7 @@ class SqliteStore:
             *row, newest, busy = found[0]
             pending, more = self._list_first_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
-            session = sessions.parse_session_row(self._cursor, row)
+            session = sessions.parse_session_row(row)
         return SessionSnapshot(
             session=session, pending=pending, has_more_pending=more, running=running, newest_turn=newest or 0
         )
@@ -331,7 +332,7 @@ class SqliteStore:
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.SELECT_PAGE_BACKWARDS if newest_first else sessions.SELECT_PAGE
-        return [sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sql, (after, limit))]
+        return [sessions.parse_session_row(row) for row in self._fetch_rows(sql, (after, limit))]
 
     async def list_sessions_begun_by(
         self, *, authors: Collection[str], agent: str = "", address: str = "", limit: int = 100, after: str = ""
@@ -342,14 +343,12 @@ class SqliteStore:
         def read(db: apsw.Connection) -> list[Session]:
             cur = db.cursor()
             found = connect.fetch_rows(cur, sessions.SELECT_BEGUN, values)
-            return [sessions.parse_session_row(cur, row) for row in found]
+            return [sessions.parse_session_row(row) for row in found]
 
         return await self._read_in_thread(read)  # it reads the beginning of every session
 
     async def list_branches(self, id: str) -> list[Session]:
-        return [
-            sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sessions.SELECT_BRANCHES, (id,))
-        ]
+        return [sessions.parse_session_row(row) for row in self._fetch_rows(sessions.SELECT_BRANCHES, (id,))]
 
     async def resolve_address(self, address: str) -> str | None:
         return self._translate_errors(lambda: bindings.resolve_address(self._cursor, address))
@@ -389,6 +388,14 @@ class SqliteStore:
         except UnicodeEncodeError as error:
             raise build_invalid_name_error(error) from error
         return [entries.parse_entry_row((session, *row)) for row in found]
+
+    async def read_replies(self, session: str, *, after: int = 0) -> SessionReplies:
+        rows = self._fetch_rows(entries.SELECT_REPLIES, (after, session))
+        if not rows:
+            raise sessions.build_not_found(session)
+        next_seq, generation = rows[0][:2]
+        said = [entries.parse_entry_row(row[2:]) for row in rows if row[2] is not None]
+        return SessionReplies(last_seq=next_seq - 1, generation=generation, entries=said)
 
     async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
         def read() -> EntryPage:
