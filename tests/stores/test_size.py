@@ -12,7 +12,7 @@ import pytest
 
 from everhold.core.entries import Began, Ended, EntryDraft
 from everhold.ports.store import Change, CursorUpdate, Receipt, SessionOpening, StateNamespace, StateWrite, Step, Wakeup
-from everhold.stores.sqlite import entries, operations
+from everhold.stores.sqlite import entries, operations, sessions
 from everhold.testing.contracts.store_scenario import get_heard_text, make_heard
 from tests.stores.home import open_scenario, open_store, run_coroutine
 
@@ -117,6 +117,7 @@ def test_no_step_of_a_turn_scans_a_table_or_a_whole_session(tmp_path: Path) -> N
         )
         db.execute(running, values)
         db.execute(entries.SELECT_REPLIES.lstrip(), (0, "s"))
+        db.execute(sessions.SELECT_SNAPSHOT.lstrip(), ("s",))
         db.set_exec_trace(None)
         statements = [sql for sql in ran if sql.startswith(("select", "insert", "update", "delete", "with"))]
         assert len(statements) > 15
@@ -124,7 +125,8 @@ def test_no_step_of_a_turn_scans_a_table_or_a_whole_session(tmp_path: Path) -> N
             plan = [row[3] for row in db.execute(f"explain query plan {sql}", ran[sql])]
             short = ("SCAN consumers", "SCAN line", "CONSTANT")  # the consumers, and the ancestors of a branch
             walks = [step for step in plan if "SCAN" in step and not any(it in step for it in short)]
-            walks += [step for step in plan if "PRIMARY KEY (session=?)" in step]
+            pending = "SEARCH p USING PRIMARY KEY (session=?)"  # pending messages are counted
+            walks += [step for step in plan if "PRIMARY KEY (session=?)" in step and step != pending]
             assert walks == [], sql
         await store.close()
 

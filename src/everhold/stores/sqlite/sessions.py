@@ -123,7 +123,7 @@ _COLUMNS: Final = f"""
   (select count(*) from pending p where p.session = s.id),
   (select max(o.type) from operations o indexed by operations_running
     where o.session = s.id and o.state = 'running' and o.type in ('turn', 'compression')),
-  (select o.covers from operations o
+  (select o.covers from operations o indexed by operations_view
     where o.session = s.id and o.type = 'compression' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
 """
 _SELECT: Final = f"select {_COLUMNS} from sessions s "
