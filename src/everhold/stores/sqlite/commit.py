@@ -290,9 +290,11 @@ def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
     """Write everything of a change besides its entries and cursors."""
     if change.erase and not any(type(draft.body) is Erased for draft in change.entries):
         raise InvalidRequest("a change that erases must contain an `erased` entry")
-    if change.receipts or change.dead_letters or change.replayed:
+    if change.receipts:
         deliveries.insert_receipts(cur, change.receipts, at=change.at)
+    if change.dead_letters:
         deliveries.add_dead_letters(cur, change.dead_letters, at=change.at)
+    if change.replayed:
         deliveries.settle_dead_letters(cur, change.replayed)
     for write in change.state_writes:
         state_records.write_state(cur, write)
