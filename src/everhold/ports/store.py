@@ -522,6 +522,7 @@ class SessionSnapshot(Struct, frozen=True, kw_only=True):
     running: list[Operation]
     newest_turn: int
     """The op of the newest turn, 0 if there is none."""
+    people: PeopleDirectory
 
 
 class SessionReplies(Struct, frozen=True, kw_only=True):
@@ -585,7 +586,7 @@ class Store(Protocol):
     async def get_session(self, id: str) -> Session: ...
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
-        """The session, its first pending messages and its running operations, all from the same moment."""
+        """The session, its first pending messages, its running operations and the people, all from the same moment."""
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         """Sessions in the order of their creation, after the id `after`; with `newest_first` in reverse, before it."""

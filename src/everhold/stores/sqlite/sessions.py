@@ -130,7 +130,8 @@ _SELECT: Final = f"select {_COLUMNS} from sessions s "
 SELECT_SNAPSHOT: Final = f"""
 select {_COLUMNS},
   (select o.op from operations o where o.session = s.id and o.type = 'turn' order by o.op desc limit 1),
-  exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running')
+  exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running'),
+  (select max(n) from people_log)
 from sessions s where s.id = ?
 """
 SELECT_SESSION: Final = _SELECT + "where s.id = ?"

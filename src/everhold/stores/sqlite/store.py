@@ -303,12 +303,17 @@ class SqliteStore:
             found = self._fetch_rows(sessions.SELECT_SNAPSHOT, (id,))
             if not found:
                 raise sessions.build_not_found(id)
-            *row, newest, busy = found[0]
+            *row, newest, busy, epoch = found[0]
             pending, more = self._list_first_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
-            session = sessions.parse_session_row(row)
+            directory = self._translate_errors(lambda: self._load_people_at(epoch or 0))
         return SessionSnapshot(
-            session=session, pending=pending, has_more_pending=more, running=running, newest_turn=newest or 0
+            session=sessions.parse_session_row(row),
+            pending=pending,
+            has_more_pending=more,
+            running=running,
+            newest_turn=newest or 0,
+            people=directory,
         )
 
     def _list_first_pending(self, session: str) -> tuple[list[Entry], bool]:
@@ -540,10 +545,15 @@ class SqliteStore:
         return self._translate_errors(self._load_people)
 
     def _load_people(self) -> PeopleDirectory:
+        return self._load_people_at(people.read_epoch(self._cursor))
+
+    def _load_people_at(self, epoch: int) -> PeopleDirectory:
+        """Return the people as they are now. `epoch` has just been read."""
         # Another connection may commit between two reads, so read again until the epoch stays.
-        while self._people is None or people.read_epoch(self._cursor) != self._people.epoch:
+        while self._people is None or epoch != self._people.epoch:
             if self._people is None or not self._extend_people(self._people):
                 self._people = people.load_directory(self._cursor)
+            epoch = people.read_epoch(self._cursor)
         return self._people
 
     def _extend_people(self, known: PeopleDirectory) -> bool:

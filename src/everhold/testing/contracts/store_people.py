@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from everhold.core.people import IdentityProof, PeopleDirectory, PeoplePlanner, build_directory
+from everhold.core.people import (
+    IdentityProof,
+    PeopleAction,
+    PeopleDirectory,
+    PeopleEvent,
+    PeoplePlanner,
+    build_directory,
+)
 from everhold.errors import Conflict, InvalidRequest
 from everhold.ports.store import FROM_COMMIT, Change, FirstSeen, PeerRecord, Step
 from everhold.testing.contracts.store_scenario import StoreScenario, store_promise
@@ -108,6 +115,25 @@ class PeopleStoreContract:
         )
         assert second is not first
         assert second.epoch > first.epoch
+
+    @store_promise
+    async def test_a_snapshot_of_a_session_has_the_people_of_now(self, scenario: StoreScenario) -> None:
+        assert (await scenario.store.get_session_snapshot("s")).people.epoch == 0
+        await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("ada"), IdentityProof.CONFIG)
+        )
+        await scenario.store.commit(
+            Change(
+                step=Step.PEOPLE,
+                session="",
+                at=1.0,
+                people=(PeopleEvent(action=PeopleAction.UNLINKED, person="p", identity="telegram:2"),),
+                people_epoch=(await scenario.store.get_people()).epoch,
+            )
+        )
+        people = (await scenario.store.get_session_snapshot("s")).people  # before anything else reads them
+        assert people.has_parted_since("telegram:2")
+        assert people is await scenario.store.get_people()
 
     @store_promise
     async def test_a_label_may_move_in_one_change(self, scenario: StoreScenario) -> None:
