@@ -396,6 +396,9 @@ class Change(Struct, frozen=True, kw_only=True):
     """(address, title): raises Conflict unless the address leads to this session and the session has this title."""
     read: int | None = None
     """Raises Conflict if any session has a `thought` after this pos."""
+    people_seen: int | None = None
+    """Raises Conflict if the people changed after this epoch. Identities that were seen for the first time do not
+    count, because nobody has become another person by them."""
     # the rest of the commit
     cursor: CursorUpdate | None = None
     wakeups: tuple[Wakeup, ...] = ()

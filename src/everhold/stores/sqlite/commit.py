@@ -162,6 +162,8 @@ def _check_conditions(
         operations.check_operation(cur, session, change.op, change.claim)
     if change.read is not None and entries.has_thought_after(cur, change.read):
         raise Conflict(f"a `thought` was committed after pos {change.read}")
+    if change.people_seen is not None and people.has_changed_since(cur, change.people_seen):
+        raise Conflict(f"the people changed after epoch {change.people_seen}")
     return head
 
 

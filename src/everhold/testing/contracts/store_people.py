@@ -136,6 +136,28 @@ class PeopleStoreContract:
         assert people is await scenario.store.get_people()
 
     @store_promise
+    async def test_a_change_can_be_refused_if_the_people_changed_since_they_were_read(
+        self, scenario: StoreScenario
+    ) -> None:
+        people = await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("ada"), IdentityProof.CONFIG)
+        )
+        seen, stranger = people.epoch, FirstSeen(identity="telegram:5", person="p_stranger00")
+        await scenario.store.commit(Change(step=Step.PEOPLE, session="", at=1.0, first_seen=(stranger,)))
+        await scenario.commit_heard("one", people_seen=seen)  # nobody has become another person
+        await change_people(scenario, lambda it: it.unlink_identity("telegram:1"))
+        with pytest.raises(Conflict):
+            await scenario.commit_heard("two", people_seen=seen)
+        now = (await scenario.store.get_people()).epoch
+        await scenario.commit_heard("three", people_seen=now)
+        await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("bob"), IdentityProof.OPERATOR)
+        )
+        with pytest.raises(Conflict):
+            await scenario.commit_heard("four", people_seen=now)
+        assert await scenario.read_texts() == ["one", "three"]
+
+    @store_promise
     async def test_a_label_may_move_in_one_change(self, scenario: StoreScenario) -> None:
         await change_people(
             scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("ada"), IdentityProof.CONFIG)
