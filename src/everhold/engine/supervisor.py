@@ -327,11 +327,13 @@ class WorkerSupervisor:
         task.add_done_callback(self._on_worker_ended)
 
     def _on_worker_ended(self, task: asyncio.Task[bool]) -> None:
-        full = self._is_full(self.tasks[task].consumer)
-        claim = self.tasks.pop(task)
-        self.workers_by_consumer[claim.consumer] -= 1
-        if not self.workers_by_consumer[claim.consumer]:
-            del self.workers_by_consumer[claim.consumer]
+        claim = self.tasks[task]
+        consumer = claim.consumer
+        full = self._is_full(consumer)
+        del self.tasks[task]
+        self.workers_by_consumer[consumer] -= 1
+        if not self.workers_by_consumer[consumer]:
+            del self.workers_by_consumer[consumer]
         was_suspect = self.suspects.clear(claim.name)
         # A worker that released an empty cursor leaves nothing to claim, but it may free a slot.
         if was_suspect or full or task.cancelled() or task.exception() is not None or not task.result():

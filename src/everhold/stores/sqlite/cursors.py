@@ -55,7 +55,11 @@ _IS_FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease
 _COLUMNS: Final = (
     "consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for"
 )
-_CLAIM_COLUMNS: Final = f"{_COLUMNS}, (select agent from sessions where id = cursors.session), {_HAS_REPLAYS}"
+_CLAIM_COLUMNS: Final = (
+    f"{_COLUMNS}, (select agent from sessions where id = cursors.session), {_HAS_REPLAYS}, "
+    "exists(select 1 from operations o indexed by operations_running "
+    "where o.session = cursors.session and o.consumer = cursors.consumer and o.state = 'running')"
+)
 _CLAIM: Final = (
     "update cursors set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
     f"where session = ? and consumer = ?{{only}} returning {_CLAIM_COLUMNS}"
@@ -260,14 +264,15 @@ def _name_row_cursor(row: Sequence[Any]) -> str:
 
 def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:
     """Build the claim from a claimed cursor's row. Operations that the cursor left running get the new fence."""
-    *columns, agent, has_replays = row
+    *columns, agent, has_replays, has_running = row
     cursor = parse_cursor_row(columns)
-    cur.execute(
-        "update operations indexed by operations_running "
-        "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
-        "where session = ? and consumer = ? and state = 'running'",
-        (cursor.fence, cursor.session, cursor.consumer),
-    )
+    if has_running:
+        cur.execute(
+            "update operations indexed by operations_running "
+            "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
+            "where session = ? and consumer = ? and state = 'running'",
+            (cursor.fence, cursor.session, cursor.consumer),
+        )
     return Claim(cursor=cursor, agent=agent or "", taken_over=taken_over, has_replays=bool(has_replays))
 
 
