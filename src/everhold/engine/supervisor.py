@@ -99,6 +99,7 @@ class WorkerSupervisor:
         """Memory -> when its next backfill batch may be sent."""
         self.tasks: dict[asyncio.Task[bool], Claim] = {}
         self.workers_by_consumer: Counter[str] = Counter()
+        self.reserved_workers = 0
         self.reserved_by_consumer: Counter[str] = Counter()
         self.reserved_by_cursor: Counter[str] = Counter()
         """Workers that are reserved for commits in progress, because a burst of messages reserves before any worker
@@ -199,24 +200,23 @@ class WorkerSupervisor:
     def reserve_worker(self, session: str, wakeup: Wakeup) -> Wakeup:
         if self.is_stopping or self.only_consumers or self._is_full(wakeup.consumer):
             return wakeup
+        self.reserved_workers += 1
         self.reserved_by_consumer[wakeup.consumer] += 1
         self.reserved_by_cursor[name_cursor(session, wakeup.consumer)] += 1
         return structs.replace(wakeup, owner=self.gates.owner, lease=self.lease_seconds)
 
     def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
-        spare = False
-        for wakeup in wakeups:
-            if wakeup.owner:
-                spare = spare or self._is_full(wakeup.consumer)
-                self.reserved_by_consumer[wakeup.consumer] -= 1
+        reserved = [wakeup.consumer for wakeup in wakeups if wakeup.owner]
+        if len(claims) < len(wakeups) and any(map(self._is_full, reserved)):
+            # Another wakeup may have been refused because of a reservation that is not used.
+            self.wakeups.work_available.set()
+        self.reserved_workers -= len(reserved)
+        for consumer in reserved:
+            self.reserved_by_consumer[consumer] -= 1
         for claim in claims:
             self._start_worker(claim)
-        for wakeup in wakeups:
-            if wakeup.owner:
-                self._end_reservation(name_cursor(session, wakeup.consumer))
-        if spare and len(claims) < len(wakeups):
-            # Another wakeup may have been refused because of a reservation that was not used.
-            self.wakeups.work_available.set()
+        for consumer in reserved:
+            self._end_reservation(name_cursor(session, consumer))
 
     def _end_reservation(self, name: str) -> None:
         self.reserved_by_cursor[name] -= 1
@@ -226,7 +226,7 @@ class WorkerSupervisor:
     def _is_full(self, consumer: str) -> bool:
         promised, running = self.reserved_by_consumer, self.workers_by_consumer
         return (
-            len(self.tasks) + sum(promised.values()) >= self.max_workers
+            len(self.tasks) + self.reserved_workers >= self.max_workers
             # not by [], which is slow for a missing one
             or running.get(consumer, 0) + promised.get(consumer, 0) >= self.max_workers_per_consumer
         )
@@ -321,11 +321,13 @@ class WorkerSupervisor:
         task.add_done_callback(self._on_worker_ended)
 
     def _on_worker_ended(self, task: asyncio.Task[bool]) -> None:
-        full = self._is_full(self.tasks[task].consumer)
-        claim = self.tasks.pop(task)
-        self.workers_by_consumer[claim.consumer] -= 1
-        if not self.workers_by_consumer[claim.consumer]:
-            del self.workers_by_consumer[claim.consumer]
+        claim = self.tasks[task]
+        consumer = claim.consumer
+        full = self._is_full(consumer)
+        del self.tasks[task]
+        self.workers_by_consumer[consumer] -= 1
+        if not self.workers_by_consumer[consumer]:
+            del self.workers_by_consumer[consumer]
         was_suspect = self.suspects.clear(claim.name)
         # A worker that released an empty cursor leaves nothing to claim, but it may free a slot.
         if was_suspect or full or task.cancelled() or task.exception() is not None or not task.result():

@@ -175,6 +175,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     agent: str
     taken_over: bool = False
     """The former holder never released it, so its batch in flight may still arrive."""
+    has_replays: bool = True
+    """The cursor had dead letters to replay when it was claimed."""
 
     @property
     def consumer(self) -> str:
@@ -387,6 +389,9 @@ class Change(Struct, frozen=True, kw_only=True):
     """(address, title): raises Conflict unless the address leads to this session and the session has this title."""
     read: int | None = None
     """Raises Conflict if any session has a `thought` after this pos."""
+    people_seen: int | None = None
+    """Raises Conflict if the people changed after this epoch. Identities that were seen for the first time do not
+    count, because nobody has become another person by them."""
     # the rest of the commit
     cursor: CursorUpdate | None = None
     wakeups: tuple[Wakeup, ...] = ()
@@ -513,6 +518,16 @@ class SessionSnapshot(Struct, frozen=True, kw_only=True):
     running: list[Operation]
     newest_turn: int
     """The op of the newest turn, 0 if there is none."""
+    people: PeopleDirectory
+
+
+class SessionReplies(Struct, frozen=True, kw_only=True):
+    """What a session says to chats, and its head, all from the same moment."""
+
+    last_seq: int
+    generation: int
+    entries: list[Entry]
+    """The `said` and `notified` entries in order, without what was said by operations that were undone."""
 
 
 class Store(Protocol):
@@ -568,7 +583,7 @@ class Store(Protocol):
     async def get_session(self, id: str) -> Session: ...
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
-        """The session, its first pending messages and its running operations, all from the same moment."""
+        """The session, its first pending messages, its running operations and the people, all from the same moment."""
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         """Sessions in the order of their creation, after the id `after`; with `newest_first` in reverse, before it."""
@@ -605,6 +620,9 @@ class Store(Protocol):
         kinds: Sequence[EntryKind] = (),
         limit: int | None = None,
     ) -> list[Entry]: ...
+
+    async def read_replies(self, session: str, *, after: int = 0) -> SessionReplies:
+        """What the session says to chats after a seq."""
 
     async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
         """Entries of one session in order, with bodies of about `PAGE_BYTES` at most. Empty at the end."""

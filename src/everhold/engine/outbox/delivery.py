@@ -177,12 +177,12 @@ class DeliveryWorker:
                 found = await self.gates.store.get_cursor(self.claim.consumer, self.claim.session)
                 if found is None or found.fence != self.claim.fence:
                     return False
-                self.claim = structs.replace(self.claim, cursor=found)
+                self.claim = structs.replace(self.claim, cursor=found, has_replays=True)  # some may be new
                 self.scan = None
 
     async def _run(self) -> None:
         cursor = self.claim.cursor
-        self.replaying = await self._list_replaying()
+        self.replaying = await self._list_replaying() if self.claim.has_replays else []
         attempt = await (
             self._resume_in_flight_batch(cursor.in_flight)
             if cursor.in_flight

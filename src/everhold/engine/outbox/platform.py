@@ -63,13 +63,12 @@ class PlatformDestination:
         self.drafts = drafts
 
     async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
-        upto, generation = await self.store.get_session_head(claim.session)
+        found = await self.store.read_replies(claim.session, after=after)
+        upto, generation = found.last_seq, found.generation
         batch: DeliveryBatch | None = None
-        for entry in await self.store.list_entries(
-            claim.session, after=after, upto=upto, kinds=(EntryKind.SAID, EntryKind.NOTIFIED)
-        ):
+        for entry in found.entries:
             place, parts = list_entry_parts(entry)
-            if place is None or place_consumer(place) != claim.consumer or await self._is_undone(claim.session, entry):
+            if place is None or place_consumer(place) != claim.consumer:
                 continue
             if batch is not None:
                 return BatchScan(batch=batch, scanned_upto_seq=upto, generation=generation, has_more=True)

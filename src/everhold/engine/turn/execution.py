@@ -94,7 +94,7 @@ from everhold.engine.outbox.drafts import ReplyDraft
 from everhold.engine.recall_records import ThoughtBlobs
 from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_turn_rights
 from everhold.engine.session_access import is_foreign_session
-from everhold.errors import LeaseLost, Refused
+from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import (
@@ -186,6 +186,7 @@ class TurnContext:
         beside: ThoughtBlobs | None = None,
         files: tuple[bytes, ...] = (),
         pause: bool = False,
+        people_seen: int | None = None,
         durable: bool = True,
     ) -> CommitResult:
         """Commit under the claim of this worker."""
@@ -205,6 +206,7 @@ class TurnContext:
             blobs=self.contexts.filter_unstored_blobs(beside.blobs) + files,
             records=beside.records,
             pause=pause,
+            people_seen=people_seen,
             durable=durable,
         )
         try:
@@ -264,6 +266,8 @@ class TurnExecution:
         self.is_first_step = False
         self.people_at_start: PeopleDirectory | None = None
         """The people as they were just now, when the turn began; None after the first step."""
+        self.people_seen: int | None = None
+        """The epoch of the people at the last check."""
         self.draft: outbox_drafts.ReplyDraft | None = None
         self.recalled: TurnRecall | None = None
         """The recall of this turn; None until the memories were asked."""
@@ -401,7 +405,7 @@ class TurnExecution:
                     await self._wait_for_model(task)
                     return False
                 case FinishTurn():
-                    return await self._finish_turn(await self._withhold_reply(task) or task)
+                    return await self._finish_unless_withheld(task)
 
     def _list_refusals(self) -> dict[str, str]:
         """Return the tools that this turn may not use, by whose words it took and by their roles. Both are in the log,
@@ -448,6 +452,7 @@ class TurnExecution:
         without it. A session of another person is left at once.
         """
         people, self.people_at_start = self.people_at_start or await self.store.get_people(), None
+        self.people_seen = people.epoch
         senders = {entry.author.removeprefix("person:") for entry in self.heard.values()}
         parted = [identity for identity in senders if people.has_parted_since(identity)]
         if not parted:
@@ -462,6 +467,21 @@ class TurnExecution:
             ended = Ended(outcome="released", reason=PARTED_REASON, usage=self.state.usage)
             return FinishTurn(ended=ended, notice=RESTART_NOTICE if await self._has_visible_draft() else "")
         return None
+
+    async def _finish_unless_withheld(self, task: FinishTurn) -> bool:
+        """End the turn as planned, or without its reply if the people changed. The commit fails if they changed since
+        the last check, so none can go unnoticed.
+        """
+        seen = self.people_seen
+        while True:
+            if seen is None:
+                if (withheld := await self._withhold_reply(task)) is not None:
+                    return await self._finish_turn(withheld)
+                seen = self.people_seen
+            try:
+                return await self._finish_turn(task, people_seen=seen)
+            except Conflict:
+                seen = None
 
     async def _withhold_reply(self, task: FinishTurn) -> FinishTurn | None:
         """Return how to end the turn without its reply if the people changed; None if it ends as planned.
@@ -862,8 +882,10 @@ class TurnExecution:
             await outbox_drafts.find_left_draft(self.store, self.session.id, self.op, self.origin) is not None
         )
 
-    async def _finish_turn(self, task: FinishTurn) -> bool:
-        """End the turn in one commit: the reply, the end, the usage, and the wakeups of all consumers of it."""
+    async def _finish_turn(self, task: FinishTurn, *, people_seen: int | None = None) -> bool:
+        """End the turn in one commit: the reply, the end, the usage, and the wakeups of all consumers of it. Raises
+        Conflict if the people changed after the epoch `people_seen`.
+        """
         bodies: list[EntryBody] = list(task.bodies)
         if task.reply and self.origin is not None:
             hops, files = self.hops + 1, task.attached
@@ -887,6 +909,7 @@ class TurnExecution:
             wakeups=wakeups + self._list_compression_wakeups(task.reply) + self._list_review_wakeups(),
             spends=self._build_spends(tuple(bodies), given_up=task.abandoned_usage),
             beside=self._select_blobs(bodies),
+            people_seen=people_seen,
         )
         more = self.own_upto_seq is None
         for seq, body in zip(done.seqs, bodies, strict=True):
@@ -954,10 +977,15 @@ class TurnExecution:
         used, window = runtime.meter.estimate_tokens(weight), runtime.models[0].context_tokens
         return bool(compression.measure_urgency(used, window, soft=runtime.soft_share, hard=runtime.hard_share))
 
+    @functools.cached_property
+    def turn_number(self) -> int:
+        """The number of this turn among those that ended in the session since the start of the process."""
+        return self.context.contexts.count_turn(self.session.id)
+
     def _list_review_wakeups(self) -> tuple[Wakeup, ...]:
         """Wake up the review after every so many turns."""
         every = self.runtime.review_every_turns
-        due = bool(every) and self.context.contexts.count_turn(self.session.id) % every == 0
+        due = bool(every) and self.turn_number % every == 0
         return (Wakeup(consumer=consumers.REVIEW, start=0),) if due else ()
 
     def _release_reservation(self) -> None:

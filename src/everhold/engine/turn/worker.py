@@ -87,7 +87,7 @@ class TurnWorker:
         """Begin a turn and work on it; return whether to check for more messages."""
         session = glance.session
         seen = await self.context.contexts.load_current(self.store, glance)
-        people = await self.store.get_people()
+        people = glance.people
         asking = [entry for entry in glance.pending if entry.seq in takes]
         if await self._has_parted_words(session, seen.context, asking, people):
             await self._start_fresh_context(session, runtime)

@@ -165,6 +165,8 @@ def _check_conditions(
         operations.check_operation(cur, session, change.op, change.claim)
     if change.read is not None and entries.has_thought_after(cur, change.read):
         raise Conflict(f"a `thought` was committed after pos {change.read}")
+    if change.people_seen is not None and people.has_changed_since(cur, change.people_seen):
+        raise Conflict(f"the people changed after epoch {change.people_seen}")
     return head
 
 
@@ -293,9 +295,11 @@ def _apply_side_rows(cur: apsw.Cursor, change: Change) -> None:
     """Write everything of a change besides its entries and cursors."""
     if change.erase and not any(type(draft.body) is Erased for draft in change.entries):
         raise InvalidRequest("a change that erases must contain an `erased` entry")
-    if change.receipts or change.dead_letters or change.replayed:
+    if change.receipts:
         deliveries.insert_receipts(cur, change.receipts, at=change.at)
+    if change.dead_letters:
         deliveries.add_dead_letters(cur, change.dead_letters, at=change.at)
+    if change.replayed:
         deliveries.settle_dead_letters(cur, change.replayed)
     for write in change.state_writes:
         state_records.write_state(cur, write)
@@ -337,7 +341,7 @@ HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", 
 
 # `cross join` fixes the order of the joins, so that only the requested rows are read.
 _SELECT_HEADS: Final = (
-    "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
+    f"select b.address, s.id, s.title, s.next_seq, {sessions.GENERATION}, "
     "(select due from cursors where session = s.id and consumer = j.value) "
     "from json_each(?) j cross join bindings b on b.address = j.key cross join sessions s on s.id = b.session"
 )
@@ -386,7 +390,7 @@ def append_messages(
     sessions.advance_sessions(cur, [(following, session) for session, following in grown.items()])
     done = []
     woken = set[str]()
-    for change, seq, (address, session, _, _, generation, parent, due) in placed:
+    for change, seq, (address, session, _, _, generation, due) in placed:
         pos += 1
         claims: tuple[Claim, ...] = ()
         if wakeups := change.wakeups:
@@ -397,7 +401,5 @@ def append_messages(
                 woken.add(session)
         for write in change.state_writes:
             state_records.write_state(cur, write)
-        if parent:
-            generation += sessions.count_inherited_erasures(cur, parent)
         done.append(CommitResult(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
     return done

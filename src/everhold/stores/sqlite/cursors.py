@@ -22,7 +22,7 @@ from everhold.ports.store import (
     name_cursor,
 )
 from everhold.stores.sqlite.connect import fetch_rows
-from everhold.stores.sqlite.sessions import SessionHead, compute_head
+from everhold.stores.sqlite.sessions import GENERATION, SessionHead
 
 _UPSERT_WAKEUP: Final = (
     "insert into cursors(session, consumer, start_seq, processed_seq, since, wait, due, mandatory) "
@@ -35,13 +35,14 @@ _END_MODEL_WAIT: Final = (
     "update cursors set since = ?, wait = 0, due = ?, mandatory = 0, attempts = 0, error = '', waits_for = '' "
     "where session = ? and consumer = ? and due is not null and waits_for not in ('', ?)"
 )
+_HAS_REPLAYS: Final = (
+    "exists(select 1 from dead_letters d where d.state = 'replaying' and d.session = cursors.session "
+    "and d.consumer = cursors.consumer)"
+)
 _SELECT_HELD: Final = (
-    "select c.processed_seq, c.in_flight, c.attempts, c.since, c.wait, c.due, c.mandatory, c.error, c.waits_for, "
-    "c.owner, "
-    "exists(select 1 from dead_letters d where d.state = 'replaying' and d.session = c.session "
-    "and d.consumer = c.consumer), "
-    "c.fence, s.next_seq, s.generation, s.parent "
-    "from cursors c join sessions s on s.id = c.session where c.session = ? and c.consumer = ?"
+    "select processed_seq, in_flight, attempts, since, wait, due, mandatory, error, waits_for, "
+    f"owner, fence, {_HAS_REPLAYS}, s.next_seq, {GENERATION} "
+    "from cursors join sessions s on s.id = session where session = ? and consumer = ?"
 )
 _CONSUMERS: Final = (
     "with recursive consumers(name) as ("
@@ -54,16 +55,19 @@ _IS_FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease
 _COLUMNS: Final = (
     "consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for"
 )
+_CLAIM_COLUMNS: Final = (
+    f"{_COLUMNS}, (select agent from sessions where id = cursors.session), {_HAS_REPLAYS}, "
+    "exists(select 1 from operations o indexed by operations_running "
+    "where o.session = cursors.session and o.consumer = cursors.consumer and o.state = 'running')"
+)
 _CLAIM: Final = (
     "update cursors set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
-    "where session = ? and consumer = ?{only} "
-    f"returning {_COLUMNS}, (select agent from sessions where id = cursors.session)"
+    f"where session = ? and consumer = ?{{only}} returning {_CLAIM_COLUMNS}"
 )
 _CLAIM_IDLE: Final = (
     "update cursors set since = ?, wait = ?, due = ?, mandatory = ?, "
     "owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
-    "where session = ? and consumer = ? and due is null and owner = '' "
-    f"returning {_COLUMNS}, (select agent from sessions where id = cursors.session)"
+    f"where session = ? and consumer = ? and due is null and owner = '' returning {_CLAIM_COLUMNS}"
 )
 _CLAIM_ANY: Final = _CLAIM.format(only="")
 _CLAIM_FREE: Final = _CLAIM.format(only=" and owner = '' and due <= ?")
@@ -84,9 +88,15 @@ class HeldCursor(NamedTuple):
     error: str
     waits_for: str
     owner: str
-    replays: int
+    fence: int
+    has_replays: int
     """Whether the cursor has dead letters to replay."""
-    head: SessionHead
+    next_seq: int
+    generation: int
+
+    @property
+    def head(self) -> SessionHead:
+        return self.next_seq, self.generation
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -96,11 +106,12 @@ def check_claim(cur: apsw.Cursor, claim: Claim) -> HeldCursor:
     """Return the cursor's row. Raises LeaseLost unless it is still held under this claim's fence."""
     cursor = claim.cursor
     row: tuple[Any, ...] | None = cur.execute(_SELECT_HELD, (cursor.session, cursor.consumer)).get
-    if row is None or row[9] != cursor.owner or row[11] != cursor.fence:
+    held = None if row is None else HeldCursor(*row)
+    if held is None or held.owner != cursor.owner or held.fence != cursor.fence:
         raise LeaseLost(
             f"cursor {cursor.consumer} of session {cursor.session} is no longer held under fence {cursor.fence}"
         )
-    return HeldCursor._make((*row[:11], compute_head(cur, *row[12:])))
+    return held
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -148,8 +159,8 @@ def update_cursor(
         waits_for = wanted.wait.waits_for
     if wanted.idle_at is not None:
         if grown_to is None:
-            grown_to = held.head[0] - 1
-        if grown_to > wanted.idle_at or (held.replays and _has_replays(cur, key)):
+            grown_to = held.next_seq - 1
+        if grown_to > wanted.idle_at or (held.has_replays and _has_replays(cur, key)):
             since, wait, due, mandatory = at, 0.0, at, 0
         elif wanted.wait is None:
             since, wait, due, mandatory = None, 0.0, None, 0
@@ -252,14 +263,16 @@ def _name_row_cursor(row: Sequence[Any]) -> str:
 
 def _build_claim(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:
     """Build the claim from a claimed cursor's row. Operations that the cursor left running get the new fence."""
-    cursor = parse_cursor_row(row[:-1])
-    cur.execute(
-        "update operations indexed by operations_running "
-        "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
-        "where session = ? and consumer = ? and state = 'running'",
-        (cursor.fence, cursor.session, cursor.consumer),
-    )
-    return Claim(cursor=cursor, agent=row[-1] or "", taken_over=taken_over)
+    *columns, agent, has_replays, has_running = row
+    cursor = parse_cursor_row(columns)
+    if has_running:
+        cur.execute(
+            "update operations indexed by operations_running "
+            "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
+            "where session = ? and consumer = ? and state = 'running'",
+            (cursor.fence, cursor.session, cursor.consumer),
+        )
+    return Claim(cursor=cursor, agent=agent or "", taken_over=taken_over, has_replays=bool(has_replays))
 
 
 def _list_consumers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:

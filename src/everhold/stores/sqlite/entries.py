@@ -27,6 +27,7 @@ from everhold.core.inbox import PendingMessage
 from everhold.errors import InvalidRequest, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import PAGE_BYTES, EntryPage
+from everhold.stores.sqlite.sessions import GENERATION
 
 _INSERT_ENTRY: Final = (
     "insert into entries(pos, session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
@@ -38,6 +39,8 @@ _OWN_COLUMNS: Final = _COLUMNS.removeprefix("session, ")
 _KIND_BY_NAME: Final = {kind.value: kind for kind in EntryKind}
 _NAME_BY_BODY: Final[dict[type, str]] = {body: kind.value for kind, body in BODY_TYPES.items()}
 _KNOWN_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in EntryKind)
+_UNREADABLE: Final = f"version > {BODY_VERSION} or kind not in ({_KNOWN_KINDS})"
+"""An entry that this build cannot read. It is in every result, so that no consumer skips it."""
 
 
 SALT_BYTES: Final = 16
@@ -224,8 +227,6 @@ def build_entries_query(
 ) -> tuple[str, list[Any]]:
     """Build the statement that reads a part of one log. Put the session before each row for `parse_entry_row`; it is
     not selected, because it is the same in every row.
-
-    Entries that this build cannot read are in the result whatever `kinds` says, so that no consumer skips them.
     """
     where = ["session = ?", "seq > ?"]
     values: list[Any] = [session, after]
@@ -234,7 +235,7 @@ def build_entries_query(
         values.append(upto)
     if kinds:
         marks = ", ".join("?" * len(kinds))
-        where.append(f"(kind in ({marks}) or version > {BODY_VERSION} or kind not in ({_KNOWN_KINDS}))")
+        where.append(f"(kind in ({marks}) or {_UNREADABLE})")
         values.extend(kind.value for kind in kinds)
     sql = f"select {_OWN_COLUMNS} from entries where {' and '.join(where)} order by seq"
     if limit is not None:
@@ -271,6 +272,13 @@ select agent, case
         and t.kind in ('began', 'took') and k.value = e.seq)
     order by o.op desc limit 1)
   end, {_COLUMNS} from places e"""
+SELECT_REPLIES: Final = f"""
+select s.next_seq, {GENERATION}, {", ".join("e." + column for column in _COLUMNS.split(", "))}
+from sessions s left join entries e on e.session = s.id and e.seq > ?
+  and (e.kind in ('said', 'notified') or {_UNREADABLE})
+  and not (e.kind = 'said' and exists (
+    select 1 from operations o where o.session = e.session and o.op = e.op and o.undone_at > 0))
+where s.id = ? order by e.seq"""
 SELECT_LOG: Final = f"select {_COLUMNS} from entries where session = ? and seq > ? and seq <= ? order by seq limit ?"
 SELECT_FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
 # The index is named, so that this query never scans the table.

@@ -22,6 +22,9 @@ from everhold.ports.store import FROM_COMMIT, FirstSeen, PeerRecord
 from everhold.stores.sqlite.connect import fetch_rows
 
 _SELECT_PARTINGS = "select identity, person, max(n) from people_log where action = 'unlinked' group by identity, person"
+_SELECT_CHANGE = (
+    "select 1 from people_log where n > ? and action <> 'made' and (action <> 'linked' or proof <> 'seen') limit 1"
+)
 _ERASE_LABELS = """
 with recursive forgotten(id) as (
   select ? union select p.id from persons p join forgotten f on p.merged_into = f.id
@@ -38,6 +41,11 @@ def read_epoch(cur: apsw.Cursor) -> int:
     """Return the number of the last event."""
     epoch: int = cur.execute("select max(n) from people_log").get or 0
     return epoch
+
+
+def has_changed_since(cur: apsw.Cursor, epoch: int) -> bool:
+    """Return whether anything happened after an epoch besides the first message of an identity."""
+    return cur.execute(_SELECT_CHANGE, (epoch,)).get is not None
 
 
 def load_directory(cur: apsw.Cursor) -> PeopleDirectory:

@@ -13,18 +13,22 @@ from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Session, SessionOpening
 from everhold.stores.sqlite.connect import fetch_rows
 
-_SELECT_HEAD: Final = "select next_seq, generation, parent from sessions where id = ?"
+GENERATION: Final = (
+    "s.generation + case s.parent when '' then 0 else ("
+    "with recursive line(id, parent, erasures) as ("
+    "select id, parent, erasures from sessions where id = s.parent "
+    "union select p.id, p.parent, p.erasures from sessions p join line on p.id = line.parent) "
+    "select coalesce(sum(erasures), 0) from line) end"
+)
+"""The generation of the context of session `s`. Erasures in the ancestors of a branch raise it, too, because a branch
+sees their entries.
+"""
+_SELECT_HEAD: Final = f"select s.next_seq, {GENERATION} from sessions s where s.id = ?"
 _SELECT_BOUND_HEAD: Final = (
-    "select s.id, s.title, s.next_seq, s.generation, s.parent "
+    f"select s.id, s.title, s.next_seq, {GENERATION} "
     "from bindings b join sessions s on s.id = b.session where b.address = ?"
 )
 _UPDATE_NEXT_SEQ: Final = "update sessions set next_seq = ? where id = ?"
-_SELECT_INHERITED: Final = (
-    "with recursive line(id, parent, erasures) as ("
-    "select id, parent, erasures from sessions where id = ? "
-    "union select s.id, s.parent, s.erasures from sessions s join line on s.id = line.parent) "
-    "select coalesce(sum(erasures), 0) from line"
-)
 _text_map_decoder: Final = msgspec.json.Decoder(dict[str, str])
 
 
@@ -45,28 +49,20 @@ def insert_session(cur: apsw.Cursor, session: str, opening: SessionOpening, *, a
 
 
 def read_head(cur: apsw.Cursor, session: str) -> SessionHead:
-    row: tuple[int, int, str] | None = cur.execute(_SELECT_HEAD, (session,)).get
-    if row is None:
+    head: SessionHead | None = cur.execute(_SELECT_HEAD, (session,)).get
+    if head is None:
         raise build_not_found(session)
-    return compute_head(cur, *row)
+    return head
 
 
 def build_not_found(id: str) -> NotFound:
     return NotFound(f"there is no session {id!r}", remedy="`everhold sessions list` lists the sessions")
 
 
-def compute_head(cur: apsw.Cursor, first: int, generation: int, parent: str) -> SessionHead:
-    """Return the head from a session's row. Erasures in the ancestors of a branch raise its generation, too."""
-    return first, generation + count_inherited_erasures(cur, parent) if parent else generation
-
-
 def read_bound_head(cur: apsw.Cursor, address: str, *, session: str, title: str) -> SessionHead | None:
     """The head of a session, or None if the address no longer leads to it or it has another title."""
-    row: tuple[str, str, int, int, str] | None = cur.execute(_SELECT_BOUND_HEAD, (address,)).get
-    if row is None or row[0] != session or row[1] != title:
-        return None
-    _, _, first, generation, parent = row
-    return (first, generation) if not parent else compute_head(cur, first, generation, parent)
+    row: tuple[str, str, int, int] | None = cur.execute(_SELECT_BOUND_HEAD, (address,)).get
+    return row[2:] if row is not None and row[:2] == (session, title) else None
 
 
 def advance_session(cur: apsw.Cursor, session: str, first: int) -> None:
@@ -77,12 +73,6 @@ def advance_session(cur: apsw.Cursor, session: str, first: int) -> None:
 def advance_sessions(cur: apsw.Cursor, grown: Sequence[tuple[int, str]]) -> None:
     """Set the seq of the next entry of several sessions: pairs of seq and session."""
     cur.executemany(_UPDATE_NEXT_SEQ, grown)
-
-
-def count_inherited_erasures(cur: apsw.Cursor, parent: str) -> int:
-    """The number of erasures in `parent` and its ancestors, whose entries a branch sees."""
-    total: int = cur.execute(_SELECT_INHERITED, (parent,)).get
-    return total
 
 
 def raise_generation(cur: apsw.Cursor, session: str, *, by: int, erasures: int) -> None:
@@ -128,19 +118,20 @@ def set_session_value(cur: apsw.Cursor, session: str, column: str, key: str, val
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
-_COLUMNS: Final = """
-  s.id, s.agent, s.address, s.next_seq, s.generation, s.created, s.title, s.parent, s.parent_at, s.choices, s.names,
+_COLUMNS: Final = f"""
+  s.id, s.agent, s.address, s.next_seq, {GENERATION}, s.created, s.title, s.parent, s.parent_at, s.choices, s.names,
   (select count(*) from pending p where p.session = s.id),
   (select max(o.type) from operations o indexed by operations_running
     where o.session = s.id and o.state = 'running' and o.type in ('turn', 'compression')),
-  (select o.covers from operations o
+  (select o.covers from operations o indexed by operations_view
     where o.session = s.id and o.type = 'compression' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
 """
 _SELECT: Final = f"select {_COLUMNS} from sessions s "
 SELECT_SNAPSHOT: Final = f"""
 select {_COLUMNS},
   (select o.op from operations o where o.session = s.id and o.type = 'turn' order by o.op desc limit 1),
-  exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running')
+  exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running'),
+  (select max(n) from people_log)
 from sessions s where s.id = ?
 """
 SELECT_SESSION: Final = _SELECT + "where s.id = ?"
@@ -168,7 +159,7 @@ union select session from (select session from entries where :name = 'last' and 
 """
 
 
-def parse_session_row(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
+def parse_session_row(row: Sequence[Any]) -> Session:
     (
         id,
         agent,
@@ -190,7 +181,7 @@ def parse_session_row(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
         agent=agent,
         address=address,
         last_seq=next_seq - 1,
-        generation=generation + (count_inherited_erasures(cur, parent) if parent else 0),
+        generation=generation,
         created=created,
         title=title,
         parent=parent,

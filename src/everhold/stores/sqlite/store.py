@@ -38,6 +38,7 @@ from everhold.ports.store import (
     Receipt,
     ReceiptCount,
     Session,
+    SessionReplies,
     SessionSnapshot,
     StateNamespace,
     StateRecord,
@@ -303,7 +304,7 @@ class SqliteStore:
         found = self._fetch_rows(sessions.SELECT_SESSION, (id,))
         if not found:
             raise sessions.build_not_found(id)
-        return sessions.parse_session_row(self._cursor, found[0])
+        return sessions.parse_session_row(found[0])
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
         # If another connection may write, the parts need a transaction to be from the same moment.
@@ -311,12 +312,17 @@ class SqliteStore:
             found = self._fetch_rows(sessions.SELECT_SNAPSHOT, (id,))
             if not found:
                 raise sessions.build_not_found(id)
-            *row, newest, busy = found[0]
+            *row, newest, busy, epoch = found[0]
             pending, more = self._list_first_pending(id)
             running = await self.list_operations(id, states=("running",)) if busy else []
-            session = sessions.parse_session_row(self._cursor, row)
+            directory = self._translate_errors(lambda: self._load_people_at(epoch or 0))
         return SessionSnapshot(
-            session=session, pending=pending, has_more_pending=more, running=running, newest_turn=newest or 0
+            session=sessions.parse_session_row(row),
+            pending=pending,
+            has_more_pending=more,
+            running=running,
+            newest_turn=newest or 0,
+            people=directory,
         )
 
     def _list_first_pending(self, session: str) -> tuple[list[Entry], bool]:
@@ -340,7 +346,7 @@ class SqliteStore:
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.SELECT_PAGE_BACKWARDS if newest_first else sessions.SELECT_PAGE
-        return [sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sql, (after, limit))]
+        return [sessions.parse_session_row(row) for row in self._fetch_rows(sql, (after, limit))]
 
     async def list_sessions_begun_by(
         self, *, authors: Collection[str], agent: str = "", address: str = "", limit: int = 100, after: str = ""
@@ -351,14 +357,12 @@ class SqliteStore:
         def read(db: apsw.Connection) -> list[Session]:
             cur = db.cursor()
             found = connect.fetch_rows(cur, sessions.SELECT_BEGUN, values)
-            return [sessions.parse_session_row(cur, row) for row in found]
+            return [sessions.parse_session_row(row) for row in found]
 
         return await self._read_in_thread(read)  # it reads the beginning of every session
 
     async def list_branches(self, id: str) -> list[Session]:
-        return [
-            sessions.parse_session_row(self._cursor, row) for row in self._fetch_rows(sessions.SELECT_BRANCHES, (id,))
-        ]
+        return [sessions.parse_session_row(row) for row in self._fetch_rows(sessions.SELECT_BRANCHES, (id,))]
 
     async def resolve_address(self, address: str) -> str | None:
         return self._translate_errors(lambda: bindings.resolve_address(self._cursor, address))
@@ -398,6 +402,14 @@ class SqliteStore:
         except UnicodeEncodeError as error:
             raise build_invalid_name_error(error) from error
         return [entries.parse_entry_row((session, *row)) for row in found]
+
+    async def read_replies(self, session: str, *, after: int = 0) -> SessionReplies:
+        rows = self._fetch_rows(entries.SELECT_REPLIES, (after, session))
+        if not rows:
+            raise sessions.build_not_found(session)
+        next_seq, generation = rows[0][:2]
+        said = [entries.parse_entry_row(row[2:]) for row in rows if row[2] is not None]
+        return SessionReplies(last_seq=next_seq - 1, generation=generation, entries=said)
 
     async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
         def read() -> EntryPage:
@@ -546,10 +558,15 @@ class SqliteStore:
         return self._translate_errors(self._load_people)
 
     def _load_people(self) -> PeopleDirectory:
+        return self._load_people_at(people.read_epoch(self._cursor))
+
+    def _load_people_at(self, epoch: int) -> PeopleDirectory:
+        """Return the people as they are now. `epoch` has just been read."""
         # Another connection may commit between two reads, so read again until the epoch stays.
-        while self._people is None or people.read_epoch(self._cursor) != self._people.epoch:
+        while self._people is None or epoch != self._people.epoch:
             if self._people is None or not self._extend_people(self._people):
                 self._people = people.load_directory(self._cursor)
+            epoch = people.read_epoch(self._cursor)
         return self._people
 
     def _extend_people(self, known: PeopleDirectory) -> bool:

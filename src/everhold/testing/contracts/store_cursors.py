@@ -686,6 +686,28 @@ class StoreCursorContract:
         assert await scenario.claim_consumers(at=3.0) == ["platform"]
 
     @store_promise
+    async def test_a_claim_says_whether_there_are_dead_letters_to_replay(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="platform")
+        claim = await scenario.claim_cursor("platform")
+        assert not claim.has_replays
+        letter = DeadLetter(consumer="platform", session="s", seq=1)
+        await scenario.commit(claim=claim, dead_letters=(letter,), cursor=make_idle_update(1))
+        wakeup = Wakeup(consumer="platform", owner="me", lease=60.0)
+        (claim,) = (await scenario.commit(wakeups=(wakeup,))).claims
+        assert not claim.has_replays, "nobody asked for a replay"
+        (dead_letter,) = await scenario.store.list_dead_letters()
+        await scenario.store.replay_dead_letters([dead_letter.id], at=2.0)
+        await scenario.update_cursor(claim, at=2.0, idle_at=1, release=True)
+        claim = await scenario.claim_cursor("platform", at=2.0)
+        assert claim.has_replays
+        await scenario.update_cursor(claim, at=2.0, idle_at=1, release=True)
+        (claim,) = (await scenario.commit(at=2.0, wakeups=(wakeup,))).claims
+        assert claim.has_replays
+        await scenario.commit(claim=claim, replayed=(dead_letter.id,), cursor=make_idle_update(1))
+        (claim,) = (await scenario.commit(at=2.0, wakeups=(wakeup,))).claims
+        assert not claim.has_replays
+
+    @store_promise
     async def test_cursors_are_listed_by_consumer_and_session(self, scenario: StoreScenario) -> None:
         await scenario.open_session("t")
         for session in "st":

@@ -237,6 +237,7 @@ class StoreLogContract:
             store.resolve_address,
             store.get_bound_session,
             store.list_entries,
+            store.read_replies,
             store.list_pending,
             store.list_receipts,
             store.get_blob,

@@ -7,13 +7,16 @@ import pytest
 
 from everhold.core.entries import (
     Changed,
+    ChatLocation,
     Compressed,
     ContextReset,
     Ended,
     EntryDraft,
     Erased,
     Noted,
+    Notified,
     OperationsUndone,
+    Said,
     StopRequested,
     Thought,
     Took,
@@ -282,6 +285,40 @@ class StoreOperationsContract:
         assert (await scenario.store.get_session_head("branch"))[1] > 0
         with pytest.raises(NotFound):
             await scenario.store.get_session_head("nobody")
+
+    @store_promise
+    async def test_replies_are_read_with_the_head_of_their_session(self, scenario: StoreScenario) -> None:
+        to = ChatLocation(platform="test", account="bot", chat="c")
+        said, notice = Said(text="hi", to=to), Notified(text="note", about="turn", to=to)
+        first = await scenario.begin_operation(await scenario.commit_heard())
+        await scenario.commit(
+            *(EntryDraft(body=body, author="agent:main", op=first) for body in (said, notice)), op=first
+        )
+        await scenario.end_operation(first)
+        second = await scenario.commit_turn()
+        last = (await scenario.commit(said, Noted(text="n"), notice)).seqs[-1]
+        assert second < last
+        found = await scenario.store.read_replies("s")
+        assert [it.seq for it in found.entries] == [first + 1, first + 2, last - 2, last]
+        assert found.entries == [await scenario.store.get_entry("s", it.seq) for it in found.entries]
+        assert (found.last_seq, found.generation) == await scenario.store.get_session_head("s")
+        assert [it.seq for it in (await scenario.store.read_replies("s", after=last - 2)).entries] == [last]
+        await scenario.commit_change(OperationsUndone(ops=(first,)))
+        found = await scenario.store.read_replies("s")
+        assert [it.seq for it in found.entries] == [first + 2, last - 2, last], "a notice of an undone turn stays valid"
+        assert (found.last_seq, found.generation) == await scenario.store.get_session_head("s")
+
+    @store_promise
+    async def test_a_session_without_replies_has_a_head(self, scenario: StoreScenario) -> None:
+        seq = await scenario.commit_heard("wrong")
+        await scenario.open_session("branch", parent="s", parent_at=seq)
+        await scenario.erase_entries(seq)
+        for id in ("s", "branch"):
+            found = await scenario.store.read_replies(id)
+            assert found.entries == []
+            assert (found.last_seq, found.generation) == await scenario.store.get_session_head(id)
+        with pytest.raises(NotFound):
+            await scenario.store.read_replies("nobody")
 
     @store_promise
     async def test_unanswered_messages_are_counted_across_sessions(self, scenario: StoreScenario) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from everhold.core.people import IdentityProof, PeopleDirectory, PeoplePlanner, build_directory
+from everhold.core.people import (
+    IdentityProof,
+    PeopleAction,
+    PeopleDirectory,
+    PeopleEvent,
+    PeoplePlanner,
+    build_directory,
+)
 from everhold.errors import Conflict, InvalidRequest
 from everhold.ports.store import FROM_COMMIT, Change, FirstSeen, PeerRecord, Step
 from everhold.testing.contracts.store_scenario import StoreScenario, store_promise
@@ -108,6 +115,47 @@ class PeopleStoreContract:
         )
         assert second is not first
         assert second.epoch > first.epoch
+
+    @store_promise
+    async def test_a_snapshot_of_a_session_has_the_people_of_now(self, scenario: StoreScenario) -> None:
+        assert (await scenario.store.get_session_snapshot("s")).people.epoch == 0
+        await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("ada"), IdentityProof.CONFIG)
+        )
+        await scenario.store.commit(
+            Change(
+                step=Step.PEOPLE,
+                session="",
+                at=1.0,
+                people=(PeopleEvent(action=PeopleAction.UNLINKED, person="p", identity="telegram:2"),),
+                people_epoch=(await scenario.store.get_people()).epoch,
+            )
+        )
+        people = (await scenario.store.get_session_snapshot("s")).people  # before anything else reads them
+        assert people.has_parted_since("telegram:2")
+        assert people is await scenario.store.get_people()
+
+    @store_promise
+    async def test_a_change_can_be_refused_if_the_people_changed_since_they_were_read(
+        self, scenario: StoreScenario
+    ) -> None:
+        people = await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("ada"), IdentityProof.CONFIG)
+        )
+        seen, stranger = people.epoch, FirstSeen(identity="telegram:5", person="p_stranger00")
+        await scenario.store.commit(Change(step=Step.PEOPLE, session="", at=1.0, first_seen=(stranger,)))
+        await scenario.commit_heard("one", people_seen=seen)  # nobody has become another person
+        await change_people(scenario, lambda it: it.unlink_identity("telegram:1"))
+        with pytest.raises(Conflict):
+            await scenario.commit_heard("two", people_seen=seen)
+        now = (await scenario.store.get_people()).epoch
+        await scenario.commit_heard("three", people_seen=now)
+        await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("bob"), IdentityProof.OPERATOR)
+        )
+        with pytest.raises(Conflict):
+            await scenario.commit_heard("four", people_seen=now)
+        assert await scenario.read_texts() == ["one", "three"]
 
     @store_promise
     async def test_a_label_may_move_in_one_change(self, scenario: StoreScenario) -> None:

@@ -632,24 +632,34 @@ class NeverPartedDirectory(PeopleDirectory):
         return False
 
 
-class ReadsOldIdentities(GatedStore):
+class MisreadsPeople(GatedStore):
+    """Gives out a directory of another kind."""
+
+    kind: type[PeopleDirectory] = PeopleDirectory
+
+    async def get_people(self) -> PeopleDirectory:
+        return self._misread(await super().get_people())
+
+    async def get_session_snapshot(self, id: str) -> SessionSnapshot:
+        glance = await super().get_session_snapshot(id)
+        return structs.replace(glance, people=self._misread(glance.people))
+
+    def _misread(self, people: PeopleDirectory) -> PeopleDirectory:
+        view = copy.copy(people)
+        view.__class__ = self.kind
+        return view
+
+
+class ReadsOldIdentities(MisreadsPeople):
     """Decides by the identity that was recorded, and not by the person it belongs to."""
 
-    async def get_people(self) -> PeopleDirectory:
-        return _view_people(await super().get_people(), OldIdentityDirectory)
+    kind = OldIdentityDirectory
 
 
-class IgnoresUnlinks(GatedStore):
+class IgnoresUnlinks(MisreadsPeople):
     """Lets running turns answer after an unlink."""
 
-    async def get_people(self) -> PeopleDirectory:
-        return _view_people(await super().get_people(), NeverPartedDirectory)
-
-
-def _view_people(people: PeopleDirectory, kind: type[PeopleDirectory]) -> PeopleDirectory:
-    view = copy.copy(people)
-    view.__class__ = kind
-    return view
+    kind = NeverPartedDirectory
 
 
 class ResolvesAtWrite(GatedStore):
