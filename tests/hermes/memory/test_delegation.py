@@ -104,7 +104,8 @@ async def test_after_a_kill_of_host_or_gateway_the_result_is_sent_again(tmp_path
     hang = harness.home / "hang"
     harness.home.mkdir()
     where: dict[str, Any] = {"path": str(harness.plugin), "hermes_home": str(harness.home), "deadline_seconds": 10.0}
-    memories = {"it": {"provider": "hermes-plugin", "serves": "everybody", **where}}
+    # in a sandbox the process has another pid than it knows, and this test kills it
+    memories = {"it": {"provider": "hermes-plugin", "serves": "everybody", "sandbox": "none", **where}}
     owner = {"people": [{"name": get_local_user()}], "access": {"owners": [get_local_user()]}}
     config = json.dumps({"agents": {"main": {"memories": ["it"], "tools": []}}, "memories": memories, **owner})
     gateway = GatewayProcess(tmp_path, config)

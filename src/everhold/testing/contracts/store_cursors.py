@@ -696,7 +696,7 @@ class StoreCursorContract:
         (claim,) = (await scenario.commit(wakeups=(wakeup,))).claims
         assert not claim.has_replays, "nobody asked for a replay"
         (dead_letter,) = await scenario.store.list_dead_letters()
-        await scenario.store.replay_dead_letters([dead_letter.id], at=2.0)
+        await scenario.at(2.0).replay_dead_letters([dead_letter.id])
         await scenario.update_cursor(claim, at=2.0, idle_at=1, release=True)
         claim = await scenario.claim_cursor("platform", at=2.0)
         assert claim.has_replays
