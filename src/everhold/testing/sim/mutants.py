@@ -56,6 +56,7 @@ from everhold.ports.store import (
     CitedEntry,
     Claim,
     CommitResult,
+    EntryPage,
     InFlightBatch,
     Operation,
     PeerRecord,
@@ -177,13 +178,14 @@ class RepliesFirst(GatedStore):
         ]
         self.process.on_commit(change)
         await asyncio.sleep(1.0)
-        del self._early[change.session]
+        self._early.pop(change.session, None)
         return await super().commit(change)
 
-    async def list_entries(self, session: str, **how: Any) -> list[Entry]:
-        found = await super().list_entries(session, **how)
-        web = asyncio.current_task() not in self.process.workers and not how.get("kinds")
-        return found + (self._early.get(session, []) if web else [])
+    async def read_log(self, session: str, **how: Any) -> EntryPage:
+        """Return what a waiting caller reads."""
+        page = await super().read_log(session, **how)
+        page += [entry for entry in self._early.get(session, ()) if entry.seq > how.get("after", 0)]
+        return page
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
