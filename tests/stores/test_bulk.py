@@ -312,7 +312,7 @@ MORE: dict[str, Any] = {
     "read": 0, "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
     "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
     "spends": (BudgetSpend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",),
-    "people": (PeopleEvent(action=PeopleAction.MADE, person="p_x"),), "people_epoch": 1,
+    "people": (PeopleEvent(action=PeopleAction.MADE, person="p_x"),), "people_epoch": 1, "people_seen": 1,
     "first_seen": (FirstSeen(identity="telegram:1", person="p_x"),),
     "peers": (PeerRecord(memory="honcho", agent="main", identity="telegram:1", peer="ada"),),
     "erase": (1,), "drop_blobs": ("x",), "pause": True, "durable": False,

@@ -100,7 +100,14 @@ def write_plugin_config(home: Path, name: str, service: LoopbackService) -> None
         "honcho": ("honcho.json", {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w"}),
         "hindsight": (
             "hindsight/config.json",
-            {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"},
+            # by default it recalls only what the server has consolidated, and the test service consolidates nothing
+            {
+                "mode": "cloud",
+                "api_url": service.url,
+                "api_key": "k",
+                "bank_id": "b",
+                "recall_types": ["world", "experience"],
+            },
         ),
         "mem0": ("mem0.json", {"mode": "platform", "host": service.url, "api_key": "k"}),
     }
