@@ -161,7 +161,9 @@ class GatewayApp:
         self.machine_locks = contextlib.ExitStack()
         try:
             require_store(home)
-            self.store = DiskGuardedStore.open(home.store, chance=chance, backups=home.backups, watched=(home.lock,))
+            self.store = DiskGuardedStore.open(
+                home.store, chance=chance, now=self.clock.now, backups=home.backups, watched=(home.lock,)
+            )
         except BaseException:
             self.lock.release()
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +12,7 @@ import pytest
 
 from everhold.api.http_protocol import CorkedTransport
 from everhold.errors import InvalidRequest
-from everhold.ports.store import BudgetSpend, Change, DeadLetter, RetryDelay, Step
+from everhold.ports.store import BudgetSpend, Change, DeadLetter, RetryDelay, Step, Wakeup
 from everhold.testing.contracts.store_scenario import StoreScenario
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ApiGateway, configuration
@@ -76,13 +75,12 @@ async def test_metrics_follow_the_gateway(gateway: ApiGateway) -> None:
 
 
 async def test_what_is_due_what_fails_and_what_is_given_up_are_counted_by_consumer(gateway: ApiGateway) -> None:
-    scenario, now, far = StoreScenario(gateway.running.store), time.time(), 1e6
+    scenario, delay = StoreScenario(gateway.running.store), RetryDelay(seconds=1e6)
     await scenario.open_session("s")
-    for consumer in ("memory:a", "platform:p:q"):
-        await scenario.wake_consumer(consumer, far, at=now)
-    claim = await scenario.claim_cursor("memory:a", at=now + far)
-    delay = RetryDelay(seconds=far)
-    await scenario.update_cursor(claim, at=now + far, error="down", attempts=1, wait=delay, release=True)
+    await scenario.wake_consumer("platform:p:q", delay.seconds)
+    # claimed at once, because the gateway looks for due cursors, too
+    (claim,) = (await scenario.commit(wakeups=(Wakeup(consumer="memory:a", owner="me", lease=60.0),))).claims
+    await scenario.update_cursor(claim, error="down", attempts=1, wait=delay, release=True)
     letters = [DeadLetter(consumer="platform:p:q", session="s", seq=1, in_doubt=in_doubt) for in_doubt in (True, False)]
     await scenario.commit(dead_letters=tuple(letters))
     async with gateway.client() as client:

@@ -1,8 +1,8 @@
 """Measure which instructions of people a compression keeps, in several languages, and how large the context gets.
 
 The summariser is bland: its summary contains nothing of what was said. So only the rule of `core/compression.py` can
-keep a sentence. The rule was made with the sentences in `wording/`. Those in `held_out/` were measured while it changed;
-the conversations in `held_out_20261118/` were measured once.
+keep a sentence. The rule was made with the sentences in `wording/`. Those in `held_out/` were measured while it
+changed; the conversations in `held_out_20261118/` were measured once.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
     clock, chance = ChildProcessClock(), ChildProcessRandom()
     log = open_log(clock=clock, form="json", level="warning")
     with TimedWaits() as waits, HomeLock(home / "lock"):
-        store = KillableStore.open(home / "log.db", chance=chance)
+        store = KillableStore.open(home / "log.db", chance=chance, now=clock.now)
         store.kill_switch = KillSwitch(terms.gate)
         gates = Gates(store=store, clock=clock, chance=chance, log=log, owner=f"{os.getpid()}-{chance.bytes(4).hex()}")
         wakeups = Wakeups()
