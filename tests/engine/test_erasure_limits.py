@@ -18,7 +18,7 @@ from everhold.testing.gateway import InProcessGateway
 
 from .conftest import HeldModel
 from .test_erasure_states import DAY, LaterProvider, place_of, run_tool, shown, start
-from .test_forgetting import CANARY, OTHER, ForgettingProvider, link, live, memory
+from .test_forgetting import CANARY, OTHER, ForgettingProvider, link, live, memory, put_store_back, save_store
 
 
 class LostItemProvider(LaterProvider):
@@ -29,18 +29,9 @@ class LostItemProvider(LaterProvider):
         self.conclusions = False
 
 
-def save_store(gateway: InProcessGateway) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
-
-
 def restore_store(gateway: InProcessGateway, copy: dict[str, bytes]) -> Any:
     """Put a copy of the store back, and start as the gateway does. Return the new process's admin object."""
-    gateway.crash()
-    for file in gateway.path.glob("log.db*"):
-        file.unlink()
-    for name, data in copy.items():
-        (gateway.path / name).write_bytes(data)
-    gateway.start()
+    put_store_back(gateway, copy)
     admin = memory(gateway)
     gateway.run(admin.resume_erasures())
     gateway.run(gateway.control.reapply_erasures())

@@ -33,7 +33,19 @@ from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeMemoryProvider, get_memory_text
 from everhold.testing.gateway import InProcessGateway
 
-from .test_forgetting import CANARY, OTHER, ForgettingProvider, builtin, collected, everywhere, link, live, memory
+from .test_forgetting import (
+    CANARY,
+    OTHER,
+    ForgettingProvider,
+    builtin,
+    collected,
+    everywhere,
+    link,
+    live,
+    memory,
+    put_store_back,
+    save_store,
+)
 
 DAY = 24 * 3_600.0
 
@@ -515,15 +527,10 @@ class TestBackups:
         gateway.send_message(f"{CANARY} here")
         gateway.send_message(f"{CANARY} there", who="telegram:7", chat="t")
         gateway.send_message(f"{OTHER} stays", who="bob", chat="bobs")
-        copy = {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
+        copy = save_store(gateway)
         link(gateway, "ada", "telegram:7", label="Ada")
         gateway.run(memory(gateway).forget_person("Ada"))
-        gateway.crash()
-        for file in gateway.path.glob("log.db*"):
-            file.unlink()
-        for name, data in copy.items():
-            (gateway.path / name).write_bytes(data)
-        gateway.start()
+        put_store_back(gateway, copy)
         assert live(gateway).count(CANARY) >= 2
         assert gateway.run(memory(gateway).resume_erasures(restored=True))
         gateway.run(gateway.control.reapply_erasures())
@@ -538,15 +545,10 @@ class TestBackups:
         gateway.send_message(f"{OTHER} stays")
         gateway.send_message(f"{CANARY} there", who="telegram:7", chat="t")
         link(gateway, "ada", "matrix:@a:x", "telegram:7", label="Ada")
-        copy = {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
+        copy = save_store(gateway)
         link(gateway, "telegram:8", "telegram:7")
         gateway.run(memory(gateway).forget_person("telegram:8"))
-        gateway.crash()
-        for file in gateway.path.glob("log.db*"):
-            file.unlink()
-        for name, data in copy.items():
-            (gateway.path / name).write_bytes(data)
-        gateway.start()
+        put_store_back(gateway, copy)
         assert gateway.run(memory(gateway).resume_erasures(restored=True))
         people = gateway.run(gateway.store.get_people())
         assert people.list_names("Ada") == ("ada", "matrix:@a:x")

@@ -120,6 +120,21 @@ def memory(gateway: InProcessGateway, **more: Any) -> MemoryAdmin:
     return MemoryAdmin(gateway.control, agents=lambda: ("main", "other"), **more)
 
 
+def save_store(gateway: InProcessGateway) -> dict[str, bytes]:
+    """Return a copy of the store's files."""
+    return {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
+
+
+def put_store_back(gateway: InProcessGateway, copy: dict[str, bytes]) -> None:
+    """Replace the store by a copy of it, and start again."""
+    gateway.crash()
+    for file in gateway.path.glob("log.db*"):
+        file.unlink()
+    for name, data in copy.items():
+        (gateway.path / name).write_bytes(data)
+    gateway.start()
+
+
 def link(gateway: InProcessGateway, identity: str, *others: str, label: str = "") -> str:
     """Make one person of several identities, and return the person's id."""
 
@@ -641,14 +656,9 @@ class TestInTheMiddle:
     def test_a_restored_backup_is_erased_again(self, gateway: InProcessGateway) -> None:
         add_memory_tools(gateway)
         tell_everything(gateway)
-        copy = {file.name: file.read_bytes() for file in gateway.path.glob("log.db*")}
+        copy = save_store(gateway)
         gateway.run(memory(gateway).forget_person("ada"))
-        gateway.crash()
-        for file in gateway.path.glob("log.db*"):
-            file.unlink()
-        for name, data in copy.items():
-            (gateway.path / name).write_bytes(data)
-        gateway.start()
+        put_store_back(gateway, copy)
         assert CANARY in live(gateway)
         assert gateway.run(gateway.control.reapply_erasures()) > 0
         assert CANARY not in live(gateway)
