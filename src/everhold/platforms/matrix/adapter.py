@@ -137,7 +137,7 @@ class MatrixPlatform:
             self._me = me
 
     async def _sync(self, since: str | None) -> tuple[dict[str, Any], str | None]:
-        """Return what is new, and since when: LATELY if the homeserver no longer knows our offset."""
+        """Return what is new, and since when: LOST_POSITION if the homeserver no longer knows our offset."""
         seconds = 0 if since is None else self._settings.poll_seconds
         try:
             sync = await self._client.sync(since, seconds=seconds)
