@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everhold.errors import StoreFull
 from everhold.infra.backup_files import list_backups, list_increments
-from everhold.ports.store_files import StoreCopy, StoreFiles
+from everhold.ports.store_files import StoreCopy, SupportsFileCopies
 from tests.e2e.running_gateway import RunningGateway
 
 CONFIG = json.dumps(
@@ -22,7 +22,7 @@ CONFIG = json.dumps(
 class FilesWithoutRoom:
     """Increments of a store whose disk has no room for a copy."""
 
-    def __init__(self, files: StoreFiles | None) -> None:
+    def __init__(self, files: SupportsFileCopies | None) -> None:
         assert files is not None
         self.files = files
         self.write_increment = files.write_increment

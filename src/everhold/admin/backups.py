@@ -11,13 +11,13 @@ from typing import Any
 from everhold.errors import Refused
 from everhold.infra.backup_files import find_chain, format_time, list_backups, list_increments
 from everhold.infra.home import publish_file
-from everhold.ports.store_files import IncrementFile, RestorePlan, StoreCopy, StoreFiles
+from everhold.ports.store_files import IncrementFile, RestorePlan, StoreCopy, SupportsFileCopies
 
 
 class StoreBackups:
     """Makes backups of a store in a file, and removes old ones."""
 
-    def __init__(self, directory: Path, *, files: StoreFiles | None, now: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, *, files: SupportsFileCopies | None, now: Callable[[], float]) -> None:
         self.directory = directory
         self._files = files
         self._now = now

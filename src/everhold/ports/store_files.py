@@ -135,7 +135,7 @@ class StoreCheckup(NamedTuple):
     given_up: tuple[GivenUpItems, ...]
 
 
-class StoreFiles(Protocol):
+class SupportsFileCopies(Protocol):
     """The copies of a store that is a file."""
 
     async def make_copy(self, target: Path) -> StoreCopy:
@@ -159,7 +159,7 @@ class OpenStore(Store, Protocol):
     """Called when a commit finds no space."""
 
     @property
-    def files(self) -> StoreFiles | None:
+    def files(self) -> SupportsFileCopies | None:
         """How to copy it; None if it is on a server."""
 
     @property
