@@ -13,6 +13,7 @@ the filter refuses without a system call for it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -288,10 +289,14 @@ def _raise_errno(what: str) -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 CHECK_SECONDS: Final = 0.5
+MAX_STOP_ROUNDS: Final = 1_000
 CPU_WINDOW_SECONDS: Final = 900.0
 """The time in which the processor time of a child is limited."""
 MAX_OPEN_FILES: Final = 4_096
 SPARE_TASKS: Final = 1_000
+THREADS_PER_PROCESS: Final = 4
+FEW_TASKS: Final = 64
+"""A cgroup limits threads as well, so it allows a few for each process."""
 """How many tasks this user may start elsewhere, and threads the child, before the child cannot start any more."""
 NICENESS: Final = 10
 """The child gets the processor after the gateway."""
@@ -421,9 +426,10 @@ def list_children_of(root: int) -> list[int]:
 # -- the child ---------------------------------------------------------------------------------------------------------
 
 
-def run_child(spec: dict[str, Any]) -> None:
+def run_child(spec: dict[str, Any], cgroup: ProcessCgroup) -> None:
     """Become the program. Never returns: if a restriction fails, the program is not started."""
     try:
+        cgroup.join()
         _call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()  # the kernel may share the processor out by session, and the launcher must not wait for the child
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -458,13 +464,59 @@ def list_descendants(root: int) -> list[int]:
     found: list[int] = []
     level = [root]
     while level:
-        level = [pid for pid, parent in parents.items() if parent in level]
+        above = frozenset(level)
+        level = [pid for pid, parent in parents.items() if parent in above]
         found += level
     return found
 
 
+class ProcessCgroup:
+    """A cgroup that limits the number of processes below the child, also where the gateway runs as root. An empty path
+    is none.
+    """
+
+    def __init__(self, path: str, processes: int) -> None:
+        self.path = path
+        if path:
+            os.mkdir(path)
+            self._write("pids.max", str(THREADS_PER_PROCESS * processes + FEW_TASKS))
+
+    def join(self) -> None:
+        """Move this process into the cgroup. What it starts is in it, too."""
+        if self.path:
+            self._write("cgroup.procs", "0")
+
+    def remove(self) -> None:
+        if self.path:
+            with contextlib.suppress(OSError):  # a process of it may still be ending; then the empty folder stays
+                os.rmdir(self.path)
+
+    def _write(self, name: str, value: str) -> None:
+        with open(os.path.join(self.path, name), "w") as file:
+            file.write(value)
+
+
+def stop_descendants() -> None:
+    """Stop everything below this process, until no process is left that could start another one."""
+    stopped: set[int] = set()
+    for _ in range(MAX_STOP_ROUNDS):
+        running = [pid for pid in list_descendants(os.getpid()) if pid not in stopped]
+        if not running:
+            return
+        for pid in running:
+            stopped.add(pid)
+            try:
+                os.kill(pid, signal.SIGSTOP)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
 def end_descendants() -> None:
-    """Kill everything below this process. Processes that lost their parent belong to this one, so none escapes."""
+    """Kill everything below this process. Processes that lost their parent belong to this one, so none escapes.
+
+    They are stopped first, because some start others faster than they can be killed one by one.
+    """
+    stop_descendants()
     while True:
         for pid in list_descendants(os.getpid()):
             try:
@@ -486,8 +538,7 @@ def main() -> None:
         if number == signal.SIGTERM and os.getppid() == spec["gateway"] and child:
             os.kill(child, signal.SIGTERM)
             return
-        end_descendants()
-        os._exit(128 + number)
+        leave(128 + number)
 
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, END_NOW_SIGNAL))
     for number in (signal.SIGTERM, END_NOW_SIGNAL):
@@ -497,11 +548,22 @@ def main() -> None:
     _call_prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != spec["gateway"]:
         os._exit(EXIT_NOT_STARTED)  # the gateway ended before the signal was set
+    try:
+        cgroup = ProcessCgroup(spec["cgroup"], spec["limits"]["processes"])
+    except OSError as error:
+        os.write(2, f"the program was not started, because its cgroup cannot be made: {error}\n".encode())
+        os._exit(EXIT_NOT_STARTED)
+
+    def leave(status: int) -> None:
+        end_descendants()
+        cgroup.remove()
+        os._exit(status)
+
     child = os.fork()
     if child == 0:
         for number in (signal.SIGTERM, END_NOW_SIGNAL, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        run_child(spec)
+        run_child(spec, cgroup)
     nowhere = os.open(os.devnull, os.O_RDWR)
     told = os.dup(2)
     for standard in (0, 1, 2):
@@ -516,7 +578,7 @@ def main() -> None:
         try:
             os.write(told, f"\n{excess}\n".encode())
         finally:
-            os._exit(EXIT_OVER_LIMIT)
+            leave(EXIT_OVER_LIMIT)
 
     signal.signal(signal.SIGALRM, on_check)
     signal.setitimer(signal.ITIMER_REAL, CHECK_SECONDS, CHECK_SECONDS)
@@ -526,9 +588,8 @@ def main() -> None:
         if ended == child:
             break
     child = 0
-    end_descendants()
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    leave(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":
