@@ -56,7 +56,7 @@ async def test_persons_and_groups_have_folders_of_their_own(harness: IngressHarn
         folder.mkdir(parents=True)
         (folder / "file").write_text("x")
     people = await harness.store.get_people()
-    assert workspaces.remove_folders_of([people.identities["fake:1001"].person]) == 2
+    assert await workspaces.remove_folders_of([people.identities["fake:1001"].person]) == 2
     assert (ada.exists(), coder.exists(), bob.exists()) == (False, False, True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -60,7 +60,7 @@ class PersonalData:
         self.control = control
         self.gates = control.gates
         self.store = control.store
-        self.remove_folders: Callable[[Collection[str]], int] = lambda _: 0
+        self.remove_folders: Callable[[Collection[str]], Awaitable[int]] | None = None
         """Deletes the folders of persons, by their ids, and returns how many there were."""
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -302,7 +302,8 @@ class PersonalData:
         known = [it for it in people.identities.values() if it.at <= upto.at]
         gone = [it for it in known if it.identity in names]
         persons = {it.person for it in gone} - {it.person for it in known if it.identity not in names}
-        await asyncio.to_thread(self.remove_folders, persons)
+        if self.remove_folders is not None and persons:
+            await self.remove_folders(persons)
         kept = {it.person for it in known if it.identity not in names}
 
         def plan(planner: PeoplePlanner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import shutil
 from collections.abc import Collection, Iterator
@@ -46,14 +47,17 @@ class AgentWorkspaces:
             return f"is in the home {self._home} or contains it, so .env and all conversations could be read"
         return "" if real.is_dir() else "is not a folder"
 
-    def list_folders_of(self, persons: Collection[str]) -> Iterator[Path]:
+    def _list_folders_of(self, persons: Collection[str]) -> Iterator[Path]:
         """Yield the workspaces of persons, of all agents."""
         for person in persons:
             yield from self.directory.glob(f"*/{person}")
 
-    def remove_folders_of(self, persons: Collection[str]) -> int:
+    async def remove_folders_of(self, persons: Collection[str]) -> int:
         """Delete the workspaces of persons, because they are forgotten. Return how many there were."""
-        found = list(self.list_folders_of(persons))
+        return await asyncio.to_thread(self._remove_folders, persons)
+
+    def _remove_folders(self, persons: Collection[str]) -> int:
+        found = list(self._list_folders_of(persons))
         for folder in found:
             shutil.rmtree(folder)
         return len(found)
