@@ -36,7 +36,9 @@ from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.store import CitedEntry, Session, Store
 
-MAX_HITS: Final = 40
+MIN_HITS: Final = 40
+TOKENS_PER_HIT: Final = 16
+"""A short message with its header. So many hits are requested that short ones fill the limit of tokens."""
 MAX_QUERY_CHARS: Final = 4_000
 MAX_RECALL_ROUNDS: Final = 2
 """How often memories are asked about one message if the context changes while they answer."""
@@ -339,7 +341,7 @@ async def _build_query(
         name=name,
         audience=stamp.audience,
         person=stamp.person,
-        limit=MAX_HITS,
+        limit=max(MIN_HITS, runtime.recall_tokens // TOKENS_PER_HIT),
         seen=frozenset(visible),
         tokens=runtime.recall_tokens,
         stamp=stamp,

@@ -174,11 +174,15 @@ class ChunkEmbeddings:
         stack = self._get_scope_cache().load_stack(db, scopes)
         about = remove_names(text, spoken)
         model = self._load_model() if self.deep and _is_mostly_embedded(stack) else None
+        queries = candidates.build_term_queries(about, known.get_rarity)
+        terms = [candidates.sample_terms(db, queries, shelf.scope, shelf.used) for shelf in stack.scopes]
+        common = candidates.find_common_names(about, terms, sum(shelf.used for shelf in stack.scopes))
+        topic = remove_names(about, common) if common else about
         asked = ranking.PreparedQuestion(
-            terms=candidates.build_term_queries(about, known.get_rarity),
-            piece_rows=known.select_rarest(known.select_content_pieces(about), MAX_QUESTION_PIECES),
-            vector=known.embed_question(about),
-            deep=None if model is None else model.embed_question(about),
+            terms=terms,
+            piece_rows=known.select_rarest(known.select_content_pieces(topic), MAX_QUESTION_PIECES),
+            vector=known.embed_question(topic),
+            deep=None if model is None else model.embed_question(topic),
             authors=candidates.find_author_ids(db, authors),
         )
         self.ready = True

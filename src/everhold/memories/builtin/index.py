@@ -37,7 +37,7 @@ BATCH_CHARS: Final = 1_000_000
 MAX_INLINE_CHUNKS: Final = 20_000
 """Up to this many chunks, a search is faster than starting a thread for it."""
 MAX_KNOWN_SESSIONS: Final = 10_000
-ITEM_HEADER_CHARS: Final = 48
+ITEM_HEADER_CHARS: Final = 24
 """Characters that are shown with each item: author, time and origin."""
 MAX_PASSAGE_CHARS: Final = 1_600
 """Characters of an item that are shown; of a longer item, the matching passage."""

@@ -26,7 +26,7 @@ from everhold.ports.store import Store
 
 NAME: Final = "builtin"
 KINDS: Final = {"heard": "message", "said": "reply", "noted": "note"}
-CHARS_PER_TOKEN: Final = 5
+CHARS_PER_TOKEN: Final = 6
 """Characters to find per token that can be shown: more than a token has, so that duplicates can be dropped."""
 
 

@@ -36,7 +36,8 @@ HUMAN, NOTED, AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFT
 class PreparedQuestion(Struct, frozen=True):
     """A question, prepared for comparison."""
 
-    terms: Sequence[str]
+    terms: Sequence[Sequence[candidates.TermPostings]]
+    """Its words as sampled in each scope."""
     piece_rows: Sequence[int]
     """Table rows of its content word pieces."""
     vector: Floats
@@ -104,13 +105,16 @@ def rank_candidates(
 
 
 def _match_words(
-    db: apsw.Connection, stack: ScopeStack, terms: Sequence[str], only: RowNumbers | None
+    db: apsw.Connection,
+    stack: ScopeStack,
+    terms: Sequence[Sequence[candidates.TermPostings]],
+    only: RowNumbers | None,
 ) -> tuple[RowNumbers, Floats]:
     """Return the chunks that share words with the question, the best of each scope, and their scores."""
     parts: list[RowNumbers] = []
     scores: list[Floats] = []
-    for shelf, base in zip(stack.scopes, stack.bases.tolist(), strict=False):
-        rows, score = _score_bm25(db, shelf, terms)
+    for shelf, base, sampled in zip(stack.scopes, stack.bases.tolist(), terms, strict=False):
+        rows, score = _score_bm25(db, shelf, sampled)
         if only is not None and len(rows):
             keep = _mask_members(shelf.head[rows].astype(np.int64) + base, only)
             rows, score = rows[keep], score[keep]
@@ -122,10 +126,12 @@ def _match_words(
     return stack.join_rows(parts), np.concatenate(scores)
 
 
-def _score_bm25(db: apsw.Connection, shelf: ScopeColumns, terms: Sequence[str]) -> tuple[RowNumbers, Floats]:
+def _score_bm25(
+    db: apsw.Connection, shelf: ScopeColumns, sampled: Sequence[candidates.TermPostings]
+) -> tuple[RowNumbers, Floats]:
     """Compute BM25 with each word counted once per chunk, and with less weight in the previous message."""
     total = shelf.used
-    walked = candidates.find_term_chunks(db, terms, shelf.scope, total)
+    walked = candidates.find_term_chunks(db, sampled, shelf.scope, total)
     if not walked:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     counts = np.array([count for count, _, _ in walked])
@@ -248,7 +254,8 @@ def _adjust_scores(
     smoothed[place] += knobs.smooth * scores[follows]
     flags, at = stack.get_column("flags", items), stack.get_column("at", items)
     age_days = (at.max() - at) / DAY_SECONDS
-    extra = knobs.human * ((flags & HUMAN) > 0) + knobs.noted * ((flags & NOTED) > 0)
+    brief = stack.get_column("count", items) == 1
+    extra = knobs.human * (((flags & HUMAN) > 0) | brief) + knobs.noted * ((flags & NOTED) > 0)
     extra = extra + knobs.recent * 0.5 ** (age_days / knobs.half_life_days)
     if authors:
         extra = extra + knobs.named * np.isin(stack.get_column("author", items), authors)

@@ -49,6 +49,15 @@ def extract_content_words(text: str) -> list[str]:
     return [word for word in found if word not in STOP_WORDS] or found
 
 
+def find_capitalised_words(text: str) -> set[str]:
+    """Return, in lower case, the words that begin with a capital letter and go on in small ones."""
+    return {
+        word.casefold()
+        for word in _WORD.findall(text)
+        if word[0].isupper() and word[1:].islower() and word.casefold() not in STOP_WORDS
+    }
+
+
 def has_content_words(text: str) -> bool:
     """Whether a text has a word to search for."""
     return any(word not in STOP_WORDS for word in split_words(text))
