@@ -8,7 +8,7 @@ reads the request that the model server recorded.
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 import getpass
 import http.client
 import json
@@ -80,7 +80,7 @@ class Interval(Struct, frozen=True):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ({self.low:.3f}–{self.high:.3f})"
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 def compute_interval(values: Sequence[float], *, seed: int = 5) -> Interval:
@@ -140,9 +140,7 @@ class _SessionWriter:
         self.stamp = Stamp(person=person, audience=(f"person:{person}",), address=address)
         self.place = ChatLocation(platform="http", account="", chat=session)
 
-    async def finish_turn(
-        self, heard: Sequence[Said], said: Said | None, places: dict[tuple[str, int], str]
-    ) -> None:
+    async def finish_turn(self, heard: Sequence[Said], said: Said | None, places: dict[tuple[str, int], str]) -> None:
         for message in heard:
             origin = structs.replace(self.place, message=message.id)
             body = Heard(origin=origin, text=message.text, stamp=self.stamp)
@@ -164,9 +162,7 @@ class _SessionWriter:
 
     async def _commit(self, step: Step, at: float, *drafts: EntryDraft) -> None:
         opens = SessionOpening(agent="main", address=self.stamp.address) if not self.seq else None
-        done = await self.store.commit(
-            Change(step=step, session=self.session, at=at, entries=drafts, opens=opens)
-        )
+        done = await self.store.commit(Change(step=step, session=self.session, at=at, entries=drafts, opens=opens))
         self.seq = done.seqs[-1]
 
 
@@ -180,8 +176,6 @@ class _Runtimes(InProcessGateway):
         super().__init__(store)
         memory = BuiltinMemory(index=index, store=store, agent="main")
         self.client = MemoryClient(memory, instance="builtin", agent="main")
-        import dataclasses
-
         self.runtime = dataclasses.replace(self._runtime, recall_memories=("builtin",), recall_seconds=600.0)
         if max_tokens is not None:
             self.runtime = dataclasses.replace(self.runtime, recall_tokens=max_tokens)
@@ -191,14 +185,23 @@ class _Runtimes(InProcessGateway):
 
 
 async def ask_in_process(
-    talk: Conversation, *, use: EmbeddingsMode, models: Path | None = None, max_tokens: int | None = None
+    talk: Conversation,
+    *,
+    use: EmbeddingsMode,
+    models: Path | None = None,
+    max_tokens: int | None = None,
+    asked_before: float = 0.0,
 ) -> list[Answered]:
-    """Store a conversation, and recall for each question as a turn does."""
-    person = getpass.getuser()
+    """Store a conversation, and recall for each question as a turn does.
+
+    `asked_before`: this share of the questions was asked before in other sessions, and got an empty answer.
+    """
+    person = f"http:{getpass.getuser()}"
     with tempfile.TemporaryDirectory() as home:
         store = open_store(Path(home))
         assert isinstance(store, SqliteStore)
         places = await store_conversation(store, talk, person=person)
+        await _ask_before(store, talk, asked_before, person=person)
         index = MemoryIndex(Path(home) / "index.db", inline=True, embeddings=use, models=models)
         while await index.catch_up(store):
             pass
@@ -211,9 +214,7 @@ async def ask_in_process(
         )
         opening = SessionOpening(agent="main", address=stamp.address)
         last = max(message.at for message in talk.messages)
-        await store.commit(
-            Change(step=Step.ACCEPT, session="asking", at=last + 3_600, entries=(draft,), opens=opening)
-        )
+        await store.commit(Change(step=Step.ACCEPT, session="asking", at=last + 3_600, entries=(draft,), opens=opening))
         session = await store.get_session("asking")
         texts = {message.id: _flatten(message.text) for message in talk.messages}
         answered = []
@@ -247,21 +248,38 @@ async def ask_in_process(
     return answered
 
 
-async def ask_over_http(talk: Conversation, *, directory: Path) -> list[Answered]:
+async def _ask_before(store: Store, talk: Conversation, share: float, *, person: str) -> None:
+    """Store turns in which questions were asked, and the answer said nothing."""
+    last = max(message.at for message in talk.messages)
+    for number, question in enumerate(talk.questions[: round(share * len(talk.questions))]):
+        writer = _SessionWriter(store, f"asked.{number}", person)
+        asked = Said("", "", person, False, question.text, last + 600 + number)
+        reply = Said("", "", "", True, "I am not sure about that.", last + 601 + number)
+        await writer.finish_turn([asked], reply, {})
+
+
+async def ask_over_http(
+    talk: Conversation, *, directory: Path, use: EmbeddingsMode = "table", max_tokens: int | None = None
+) -> list[Answered]:
     """Store a conversation in a home, run `everhold up` on it, and read what the model server is asked."""
-    person = getpass.getuser()
+    person = f"http:{getpass.getuser()}"
     home = Home(directory).create()
     store = SqliteStore.open(home.store, chance=_Chance(), synchronous="OFF")
     await store_conversation(store, talk, person=person)
-    index = MemoryIndex(home.index)
+    index = MemoryIndex(home.index, embeddings=use)
     while await index.catch_up(store):
+        pass
+    while await index.fill_embeddings(64):
         pass
     await index.close()
     await store.close()
     texts = {message.id: _flatten(message.text) for message in talk.messages}
     answered = []
     with model() as url:
-        gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=5))
+        config = CONFIG.format(url=url, window=WINDOW_TOKENS, recall=5)
+        if max_tokens is not None:
+            config = config.replace("deadline_seconds: 5", f"deadline_seconds: 5, max_tokens: {max_tokens}")
+        gateway = Gateway(directory, config=config)
         line = http.client.HTTPConnection("127.0.0.1", gateway.port)
         recorded = http.client.HTTPConnection("127.0.0.1", urlsplit(url).port)
         try:
@@ -331,9 +349,7 @@ def _is_in_text(text: str, shown: str) -> bool:
 
 def summarize(answered: Sequence[Answered]) -> dict[str, Interval | float]:
     """Return the figures of one run."""
-    shares = {
-        name: compute_interval([getattr(one, name) for one in answered]) for name in ("in_request", "at_10")
-    }
+    shares = {name: compute_interval([getattr(one, name) for one in answered]) for name in ("in_request", "at_10")}
     kept = sorted(one.cpu_ms for one in answered)
     return {
         **shares,

@@ -174,9 +174,7 @@ def merge_results(
         taken.append(item)
         groups.add(group)
         spent += cost
-    return MergedRecall(
-        shown=tuple(taken), left_out=tuple(left), tokens=-(-spent // BYTES_PER_TOKEN) if taken else 0
-    )
+    return MergedRecall(shown=tuple(taken), left_out=tuple(left), tokens=-(-spent // BYTES_PER_TOKEN) if taken else 0)
 
 
 def _extract_lowercase_words(text: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, tzinfo
 from typing import Final
 
 from msgspec import Struct, structs
@@ -312,7 +313,10 @@ async def _ask_memories(
     names = [name for name in runtime.recall_memories if runtimes.find_memory(name, session.agent) is not None]
     registry = build_peer_registry(gates, runtimes)
     present = (await gates.store.get_people()).expand_audience(stamp.audience)
-    queries = [await _build_query(registry, present, session, name, text, stamp, visible, runtime) for name in names]
+    now = gates.clock.now()
+    queries = [
+        await _build_query(registry, now, present, session, name, text, stamp, visible, runtime) for name in names
+    ]
     asked = [_ask_memory(gates, runtimes, runtime, name, query) for name, query in zip(names, queries, strict=True)]
     # Most agents have one memory, and a separate task for one call would be wasted.
     found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
@@ -321,6 +325,7 @@ async def _ask_memories(
 
 async def _build_query(
     registry: PeerRegistry,
+    now: float,
     present: PresentAudience,
     session: Session,
     memory: str,
@@ -346,8 +351,15 @@ async def _build_query(
         tokens=runtime.recall_tokens,
         stamp=stamp,
         present=present,
+        asked_at=now,
+        utc_offset_seconds=_get_utc_offset(runtime.zone, now),
         peers=await registry.list_present_peers(memory, session.agent, present),
     )
+
+
+def _get_utc_offset(zone: tzinfo, now: float) -> int:
+    offset = datetime.fromtimestamp(now, zone).utcoffset()
+    return int(offset.total_seconds()) if offset is not None else 0
 
 
 async def _ask_memory(

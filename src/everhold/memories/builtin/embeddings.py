@@ -10,6 +10,7 @@ import apsw
 
 from everhold.memories.builtin import candidates, onnx_embeddings, static_embeddings
 from everhold.memories.builtin.candidates import IndexScope
+from everhold.memories.builtin.dates import DateRange
 from everhold.memories.builtin.indexing import ChunkText
 from everhold.memories.builtin.rank_fusion import ONNX_WEIGHTS, STATIC_WEIGHTS, RankedItem, RankingWeights
 from everhold.memories.builtin.schema import read_meta, write_meta
@@ -164,6 +165,8 @@ class ChunkEmbeddings:
         knobs: RankingWeights | None,
         only: Sequence[int] | None,
         skip: Sequence[int],
+        dates: Sequence[DateRange] = (),
+        skip_bare: bool = False,
     ) -> Iterator[RankedItem]:
         """Return the candidates in these scopes, best first. `spoken` are names in the question: they say whose words
         are wanted.
@@ -184,6 +187,8 @@ class ChunkEmbeddings:
             vector=known.embed_question(topic),
             deep=None if model is None else model.embed_question(topic),
             authors=candidates.find_author_ids(db, authors),
+            dates=dates,
+            skip_bare=skip_bare,
         )
         self.ready = True
         return ranking.rank_candidates(
