@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from everhold.engine.budgets import BudgetLedger, BudgetReservation, SharedReservations
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
 from everhold.ingress.chat_records import DmOwners
 from everhold.ingress.shared_records import SharedRecords
-from tests.hosts import test_shared_records as shared
+from everhold.stores.sqlite import reservations
+from everhold.testing.contracts.store_scenario import StoreClock
+from tests.hosts import test_budgets as budgets, test_shared_records as shared
 from tests.ingress.harness import IngressHarness
 
+ALIVE = reservations._ALIVE
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -46,6 +50,71 @@ def _keep_owners_for_ever(patch: pytest.MonkeyPatch) -> None:
         return known[chat]
 
     patch.setattr(DmOwners, "find_owner", find_owner)
+
+
+def _reserve_in_memory(patch: pytest.MonkeyPatch) -> None:
+    init = BudgetLedger.__init__
+
+    def open_alone(self: BudgetLedger, store: Any, *, get_today: Any, shared: Any = None) -> None:
+        init(self, store, get_today=get_today)
+
+    patch.setattr(BudgetLedger, "__init__", open_alone)
+
+
+def _never_end_reservations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reservations, "_ALIVE", ":at = :at")
+    patch.setattr(reservations, "_DELETE_ENDED", "delete from reservations where :at < 0")
+    patch.setattr(reservations, "_SELECT_RESERVED", reservations._SELECT_RESERVED.replace(ALIVE, ":at = :at"))
+
+
+def _never_release(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedReservations, "release", lambda self, id: None)
+
+
+def _release_before_the_cost_is_committed(patch: pytest.MonkeyPatch) -> None:
+    reserve = BudgetReservation.reserve
+
+    async def reserve_and_release(self: BudgetReservation) -> None:
+        await reserve(self)
+        self.release()
+
+    patch.setattr(BudgetReservation, "reserve", reserve_and_release)
+
+
+@pytest.mark.parametrize(
+    "plant, test",
+    [
+        (_reserve_in_memory, budgets.test_parallel_calls_of_two_hosts_share_one_budget),
+        (_reserve_in_memory, budgets.test_a_cost_counts_until_it_is_committed_and_then_once),
+        (_reserve_in_memory, budgets.test_the_identities_of_one_person_share_a_budget_across_hosts),
+        (
+            _release_before_the_cost_is_committed,
+            budgets.test_a_cost_counts_until_it_is_committed_and_then_once,
+        ),
+        (_never_release, budgets.test_calls_that_begin_and_end_at_both_hosts_never_exceed_the_budget),
+    ],
+)
+async def test_a_planted_bug_of_budgets_is_found(
+    plant: Plant, test: Callable[[Any], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    ledgers = [budgets.open_ledger(tmp_path, StoreClock(), seed=seed) for seed in (0, 1)]
+    try:
+        with pytest.raises(AssertionError):
+            await test(ledgers)
+    finally:
+        for ledger in ledgers:
+            await ledger.store.close()
+
+
+async def test_reservations_that_never_end_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _never_end_reservations(monkeypatch)
+    clock = StoreClock()
+    ledgers = budgets.open_ledger(tmp_path, clock, seed=0), budgets.open_ledger(tmp_path, clock, seed=1)
+    with pytest.raises(AssertionError):
+        await budgets.test_what_a_dead_host_has_reserved_is_free_after_its_lease(ledgers, clock)
+    for ledger in ledgers:
+        await ledger.store.close()
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,7 @@ class WorkerSupervisor:
             await self._renew_leases()
 
     async def _renew_leases(self) -> None:
+        await self.gates.retry_write(self.budgets.renew)
         if self.tasks:
             await self.gates.retry_write(
                 lambda: self.gates.store.renew_leases(

@@ -34,5 +34,8 @@ class DiskGuardedStore(SqliteStore):
     claim_cursors = _report_full_disk(SqliteStore.claim_cursors)
     renew_leases = _report_full_disk(SqliteStore.renew_leases)
     revoke_leases = _report_full_disk(SqliteStore.revoke_leases)
+    reserve_spending = _report_full_disk(SqliteStore.reserve_spending)
+    renew_reservations = _report_full_disk(SqliteStore.renew_reservations)
+    release_reservations = _report_full_disk(SqliteStore.release_reservations)
     retry_now = _report_full_disk(SqliteStore.retry_now)
     replay_dead_letters = _report_full_disk(SqliteStore.replay_dead_letters)
