@@ -46,6 +46,7 @@ from everhold.ports.store import (
     StateRecord,
     Step,
 )
+from everhold.ports.store_files import StoreCopy, StoreIncrement
 from everhold.stores.notifier import LocalNotifier
 from everhold.stores.sqlite import (
     account_leases,
@@ -62,6 +63,7 @@ from everhold.stores.sqlite import (
     migrate,
     operations,
     people,
+    restore,
     sessions,
     spending,
     state_records,
@@ -109,6 +111,8 @@ class SqliteStore:
         self._chance = chance
         self._now = now
         self._vfs = vfs
+        self.on_full: Callable[[], None] = _ignore_full_disk
+        """Called when a commit finds no space."""
         self._safe_pos: int | None = None
         self._latest = cursors.find_latest_wait_start(self._read_cursor)
         """The latest time of any write on the store's clock. If the present time is earlier, it has gone back."""
@@ -198,6 +202,11 @@ class SqliteStore:
     @property
     def schema_version(self) -> int:
         return migrate.get_newest_schema()
+
+    @property
+    def files(self) -> Self:
+        """How to copy the file."""
+        return self
 
     @property
     def broken(self) -> StoreError | None:
@@ -601,6 +610,9 @@ class SqliteStore:
     ) -> list[StateRecord]:
         return self._translate_errors(lambda: state_records.list_state_records(self._cursor, namespace, scope=scope))
 
+    async def get_state_version(self) -> int:
+        return self._translate_errors(lambda: state_records.read_state_version(self._cursor))
+
     async def get_spend(self, budget: str, day: str) -> BudgetSpend:
         return self._translate_errors(lambda: spending.read_spend(self._cursor, budget, day))
 
@@ -658,19 +670,23 @@ class SqliteStore:
         """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""
         return (await self.make_copy(target)).path
 
-    async def make_copy(self, target: Path) -> copies.StoreCopy:
+    async def make_copy(self, target: Path) -> StoreCopy:
         """Copy everything committed, and inspect the copy."""
         return await self._read_in_thread(lambda db: copies.make_copy(db, target))
 
     async def write_increment(
         self, target: Path, *, after_pos: int, recent_pos: int, blob_row: int
-    ) -> increments.StoreIncrement | None:
+    ) -> StoreIncrement | None:
         """Write what was committed after `after_pos` to a file; None if there is nothing."""
         return await self._read_in_thread(
             lambda _: increments.write_increment(
                 self.path, target, after_pos=after_pos, recent_pos=recent_pos, blob_row=blob_row
             )
         )
+
+    def read_last_blob_row(self, copy: Path) -> int:
+        """The last row of the files that a copy contains."""
+        return restore.query_number(copy, "select max(rowid) from blobs")
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         found = self._fetch_rows("select session, seq, op from entries where dedup = ?", (dedup,))
@@ -739,3 +755,6 @@ def _is_removal(change: Change) -> bool:
 
 def _has_content(file: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
+
+
+def _ignore_full_disk() -> None: ...
