@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 
 from everhold.engine.budgets import BudgetLedger, BudgetReservation, SharedReservations
+from everhold.engine.work_lock import WorkLock
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
 from everhold.ingress.chat_records import DmOwners
 from everhold.ingress.shared_records import SharedRecords
-from everhold.stores.sqlite import reservations
+from everhold.ports.hosts import AccountClaim
+from everhold.stores.sqlite import SqliteStore, account_leases, entries, reservations
 from everhold.testing.contracts.store_scenario import StoreClock
-from tests.hosts import test_budgets as budgets, test_shared_records as shared
+from tests.hosts import test_budgets as budgets, test_shared_records as shared, test_work as work
 from tests.ingress.harness import IngressHarness
 
+ERASED_RACE = work.test_an_erased_text_survives_in_no_recall_record_of_another_host
 ALIVE = reservations._ALIVE
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -50,6 +54,72 @@ def _keep_owners_for_ever(patch: pytest.MonkeyPatch) -> None:
         return known[chat]
 
     patch.setattr(DmOwners, "find_owner", find_owner)
+
+
+def _lock_within_the_process(patch: pytest.MonkeyPatch) -> None:
+    async def claim(self: WorkLock) -> None: ...
+
+    patch.setattr(WorkLock, "_claim", claim)
+
+
+def _never_renew_the_work(patch: pytest.MonkeyPatch) -> None:
+    async def keep_renewing(*_: object) -> None: ...
+
+    patch.setattr(WorkLock, "_keep_renewing", keep_renewing)
+
+
+def _hold_the_work_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqliteStore, "claim_account", _refuse_account)
+
+
+async def _refuse_account(*_: object, **__: object) -> AccountClaim | None:
+    await asyncio.sleep(10_000)
+    return None
+
+
+def _name_no_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(account_leases, "check_account", lambda *_: None)
+
+
+def _erase_without_a_record(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqliteStore, "is_exclusive", True, raising=False)
+    patch.setattr(SqliteStore, "__setattr__", _keep_exclusive)
+
+
+def _keep_exclusive(self: SqliteStore, name: str, value: object) -> None:
+    object.__setattr__(self, name, True if name == "is_exclusive" else value)
+
+
+def _erase_whatever_was_thought_since(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(entries, "has_thought_after", lambda cur, pos: False)
+
+
+def _keep_records_whatever_was_erased(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(entries, "has_erasure_since", lambda cur, session, op: False)
+
+
+@pytest.mark.parametrize(
+    "plant, test, more",
+    [
+        (_lock_within_the_process, work.test_one_host_at_a_time_works, ()),
+        (_never_renew_the_work, work.test_one_host_at_a_time_works, ()),
+        (_hold_the_work_for_ever, work.test_the_work_of_a_host_that_died_is_taken_over, ()),
+        (_name_no_lease, work.test_a_host_that_lost_the_work_records_nothing, ()),
+        (_erase_without_a_record, work.test_an_erasure_that_died_before_the_branches_is_finished_by_another_host, ()),
+        (_erase_whatever_was_thought_since, ERASED_RACE, ("thought before the erasure",)),
+        (_keep_records_whatever_was_erased, ERASED_RACE, ("thought after the erasure",)),
+    ],
+)
+def test_a_planted_bug_of_work_is_found(
+    plant: Plant, test: Callable[..., None], more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = work.SimulatedHosts(tmp_path)
+    plant(monkeypatch)
+    try:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            test(hosts, *more)
+    finally:
+        hosts.loop.close()
 
 
 def _reserve_in_memory(patch: pytest.MonkeyPatch) -> None:

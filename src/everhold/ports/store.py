@@ -271,6 +271,7 @@ class StateNamespace(StrEnum):
     SESSION_REBUILD = "session_rebuild"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
+    ENTRY_ERASURE = "entry_erasure"
     HELD_MESSAGE = "held_message"
     QUOTA = "quota"
     TOOL_PINS = "tool_pins"
