@@ -8,7 +8,7 @@ class TestMyStore(StoreContract):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ __all__ = ["SeededRandom", "StoreContract", "StoreScenario"]
 
 
 class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract, PeopleStoreContract):
-    def open(self, home: Path, now: Callable[[], float]) -> Store:
+    def open(self, home: Path, now: Callable[[], float]) -> Store | Awaitable[Store]:
         """Open a new, empty store that may use the directory `home`. Its clock is `now`."""
         raise NotImplementedError
 
