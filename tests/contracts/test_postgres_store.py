@@ -20,4 +20,4 @@ class TestPostgres(StoreContract):
         self.url = postgres_url
 
     def open(self, home: Path, now: Callable[[], float]) -> Awaitable[Store]:
-        return PostgresStore.open(self.url, chance=SeededRandom(), now=now, writers=2, readers=2)
+        return PostgresStore.open(self.url, chance=SeededRandom(), now=now, writers=2, readers=2, exclusive=True)

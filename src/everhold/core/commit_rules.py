@@ -46,9 +46,9 @@ from everhold.core.store_rows import (
     build_entry_row,
     compare_duplicate,
 )
-from everhold.errors import Conflict, InvalidRequest, NotFound, Refused
+from everhold.errors import Conflict, InvalidRequest, LeaseLost, NotFound, Refused
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, CommitResult, StateWrite, Step
+from everhold.ports.store import SHARED_NAMESPACES, Change, CommitResult, StateWrite, Step
 
 SCRUBBED: Final = "something of it was erased since"
 """Replaces an error that may repeat an erased text."""
@@ -81,6 +81,9 @@ class StoreNeeds(Struct):
     peers: set[tuple[str, str, str]] = set()
     runs_operations: bool = False
     inserts_states: bool = False
+    accounts: set[str] = set()
+    reads_state_version: bool = False
+    writes_shared: bool = False
 
 
 def list_needs(changes: Iterable[Change]) -> StoreNeeds:
@@ -118,9 +121,13 @@ def _add_needs(needs: StoreNeeds, change: Change) -> None:
         lowest = needs.thought_after
         needs.thought_after = change.read if lowest is None else min(lowest, change.read)
     needs.people_changed |= change.people_seen is not None
+    needs.reads_state_version |= change.state_seen is not None
+    if change.account is not None:
+        needs.accounts.add(change.account.account)
     for write in change.state_writes:
         needs.states.add((write.namespace.value, write.scope, write.key))
         needs.inserts_states |= write.value is not None and not write.version
+        needs.writes_shared |= write.namespace in SHARED_NAMESPACES
     for draft in change.entries:
         _add_entry_needs(needs, session, draft)
     if change.erase:
@@ -175,6 +182,7 @@ def apply_change(work: WorkingSet, change: Change, chance: RandomSource) -> Comm
 
 def _apply_change(work: WorkingSet, change: Change, chance: RandomSource) -> CommitResult:
     held, had_replays = _guard_claim(work, change)
+    _check_account(work, change)
     name, drafts, opens = change.session, change.entries, change.opens
     if not name:
         return _apply_sessionless(work, change)
@@ -228,6 +236,18 @@ def _guard_claim(work: WorkingSet, change: Change) -> tuple[CursorRow | None, bo
     return None, False
 
 
+def _check_account(work: WorkingSet, change: Change) -> None:
+    """Raise LeaseLost unless the account is still held under this fence."""
+    claim = change.account
+    if claim is not None and work.accounts.get(claim.account) != (claim.owner, claim.fence):
+        raise LeaseLost(f"account {claim.account} is no longer held under fence {claim.fence}")
+
+
+def _check_state_version(work: WorkingSet, change: Change) -> None:
+    if change.state_seen is not None and change.state_seen != work.state_version[0]:
+        raise Conflict(f"shared state records are at version {work.state_version[0]}, not {change.state_seen}")
+
+
 def _check_conditions(work: WorkingSet, change: Change) -> None:
     """Raise Conflict if the change was decided on an outdated state."""
     name = change.session
@@ -249,6 +269,7 @@ def _check_conditions(work: WorkingSet, change: Change) -> None:
         raise Conflict(f"a `thought` was committed after pos {change.read}")
     if change.people_seen is not None and work.people_changed > change.people_seen:
         raise Conflict(f"the people changed after epoch {change.people_seen}")
+    _check_state_version(work, change)
 
 
 def _find_duplicate(work: WorkingSet, change: Change) -> DuplicateEntry | None:
@@ -277,6 +298,7 @@ def _apply_sessionless(work: WorkingSet, change: Change) -> CommitResult:
     """Apply a change that belongs to no session: a state record, a blob, spending."""
     if change.entries or change.opens is not None or change.op is not None or change.wakeups or change.erase:
         raise NotFound("an entry, an operation and a wakeup need a session, but this change names none")
+    _check_state_version(work, change)
     _apply_side_rows(work, change)
     return CommitResult(session="")
 
@@ -578,17 +600,19 @@ def write_state(work: WorkingSet, write: StateWrite) -> None:
     place = (write.namespace.value, write.scope, write.key)
     stored = work.states.get(place)
     if stored is None and not write.version:
-        if write.value is not None:
-            floor = max((work.state_floor, *work.deleted_versions))
-            work.states.put(place, (write.value, floor + 1))
-        return
-    if stored is None or stored[1] != write.version:
+        if write.value is None:
+            return  # it should not exist, and it does not
+        floor = max((work.state_floor, *work.deleted_versions))
+        work.states.put(place, (write.value, floor + 1))
+    elif stored is None or stored[1] != write.version:
         raise _build_state_conflict(write)
-    if write.value is None:
+    elif write.value is None:
         work.states.drop(place)
         work.deleted_versions.put(write.version, True)
     else:
         work.states.put(place, (write.value, write.version + 1))
+    if write.namespace in SHARED_NAMESPACES:
+        work.state_version.put(0, work.state_version[0] + 1)
 
 
 def _build_state_conflict(write: StateWrite) -> Conflict:

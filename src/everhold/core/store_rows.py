@@ -206,6 +206,10 @@ class WorkingSet:
         """The ids of the dead letters that a cursor has to replay. A new letter has no id yet and counts as 0."""
         self.states: RowTable[tuple[str, str, str], tuple[str, int]] = RowTable(self._undo)
         """Value and version of state records by namespace, scope and key."""
+        self.state_version: RowTable[int, int] = RowTable(self._undo)
+        """The version of the shared records, under the key 0."""
+        self.accounts: dict[str, tuple[str, int]] = {}
+        """Owner and fence of accounts."""
         self.state_floor = 0
         self.deleted_versions: RowTable[int, bool] = RowTable(self._undo)
         self.spends: RowTable[tuple[str, str], tuple[float, int]] = RowTable(self._undo)

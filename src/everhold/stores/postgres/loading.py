@@ -1,9 +1,9 @@
 """Reads the rows on which a batch of changes is decided, in one round trip, and locks those that may change.
 
 Every transaction takes its locks in the same order: the gates, sessions by id, cursors by session and consumer, state
-records by key. So two transactions never wait for each other in a circle. A statement that locks returns only columns
-of the locked rows; what depends on them is read by a later statement, which sees everything that was committed before
-the lock was granted.
+records by key, accounts by name. So two transactions never wait for each other in a circle. A statement that locks
+returns only columns of the locked rows; what depends on them is read by a later statement, which sees everything that
+was committed before the lock was granted.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ _NOT_WAITED_FOR: Final = ", set_config('synchronous_commit', 'off', true)"
 _GATE: Final = "lock table sessions in exclusive mode"
 _PEOPLE_GATE: Final = "lock table people_log in exclusive mode"
 _PEOPLE_SHARED: Final = "lock table people_log in row share mode"
+_STATE_GATE: Final = "lock table state_version in exclusive mode"
+_STATE_SHARED: Final = "lock table state_version in row share mode"
+_LOCK_ACCOUNTS: Final = (
+    "select account, owner, fence from account_leases where account = any(%s::text[]) order by account for share"
+)
 _LOCK_SESSIONS: Final = (
     "select id, agent, address, next_seq, generation, erasures, title, parent, choices, names "
     "from sessions where id = any(%s::text[]) order by id for update"
@@ -145,6 +150,10 @@ def plan_reads(needs: StoreNeeds, *, durable: bool, roots: Callable[[str], bool]
         add(("people_gate", _PEOPLE_GATE, ()))
     elif needs.people_changed:
         add(("people_gate", _PEOPLE_SHARED, ()))
+    if needs.writes_shared:
+        add(("state_gate", _STATE_GATE, ()))
+    elif needs.reads_state_version:
+        add(("state_gate", _STATE_SHARED, ()))
     if needs.has_erasure or needs.peers:
         # Everybody who writes entries holds a lock on a session, so nobody does from here on. The transaction id is
         # taken afterwards, so every pos says whether an entry was committed before an erasure or after it.
@@ -160,7 +169,11 @@ def plan_reads(needs: StoreNeeds, *, durable: bool, roots: Callable[[str], bool]
         add(("cursors", _LOCK_CURSORS, named))
     if needs.states:
         add(("states", _LOCK_STATES, tuple(map(list, zip(*sorted(needs.states), strict=True)))))
+    if needs.accounts:
+        add(("accounts", _LOCK_ACCOUNTS, (sorted(needs.accounts),)))
     add(("moment", _MOMENT, ()))
+    if needs.writes_shared or needs.reads_state_version:
+        add(("state_version", "select version from state_version", ()))
     branches = [id for id in sessions if not roots(id)]
     if branches:
         add(("inherited", _INHERITED, (branches,)))
@@ -309,6 +322,8 @@ def _fill_conditions(work: WorkingSet, found: dict[str, Rows]) -> None:
         work.states[namespace, scope, key] = (value, version)
     for session, seq, pos in found.get("begun", ()):
         work.begun_pos[session, seq] = pos
+    work.accounts = {account: (owner, fence) for account, owner, fence in found.get("accounts", ())}
+    work.state_version[0] = _read_number(found, "state_version")
     work.state_floor = _read_number(found, "state_floor")
     work.newest_erasure = _read_number(found, "newest_erasure")
     work.newest_thought = _read_number(found, "newest_thought")

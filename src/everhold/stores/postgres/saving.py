@@ -122,6 +122,7 @@ _DELETE_STATES: Final = (
     "where s.namespace = n.namespace and s.scope = n.scope and s.key = n.key"
 )
 _RAISE_FLOOR: Final = "update state_floor set version = greatest(version, %s) where version < %s"
+_SET_STATE_VERSION: Final = "update state_version set version = %s"
 _ADD_SPENDS: Final = _build_insert(
     "spending",
     "budget, day, shard, usd, tokens",
@@ -403,6 +404,8 @@ def _plan_states(work: WorkingSet, old: OldRows) -> Iterator[PlannedWrite]:
     known = [(*key, *work.states[key]) for key in changed if key in work.states and key in old.states]
     if known:
         yield _UPDATE_STATES, _split_columns(known)
+    if work.state_version.changed:
+        yield _SET_STATE_VERSION, (work.state_version[0],)
     if work.deleted_versions:
         floor = max(work.deleted_versions)
         yield _RAISE_FLOOR, (floor, floor)

@@ -13,11 +13,13 @@ import psycopg
 
 from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.entries import Entry, EntryKind, Heard
+from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
-from everhold.errors import NotFound
+from everhold.errors import InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
+from everhold.ports.hosts import AccountClaim, AccountLease, HostRecord, HostStatus
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -38,11 +40,12 @@ from everhold.ports.store import (
     StateNamespace,
     StateRecord,
 )
-from everhold.stores.postgres import checks, cursors, deliveries, entries, operations, people, sessions
+from everhold.stores.notifier import LocalNotifier
+from everhold.stores.postgres import checks, cursors, deliveries, entries, hosts, operations, people, sessions
 from everhold.stores.postgres.connections import PgConnection, PostgresConnector, ReadPool
 from everhold.stores.postgres.errors import REPEATABLE_ERRORS, translate_error
 from everhold.stores.postgres.loading import Rows, run_reads
-from everhold.stores.postgres.migrate import PostgresMigration, StoreInformation, prepare_schema
+from everhold.stores.postgres.migrate import PostgresMigration, StoreInformation, list_migrations, prepare_schema
 from everhold.stores.postgres.writer import MAX_ATTEMPTS, RETRY_SECONDS, GroupWriter
 
 WRITE_CONNECTIONS: Final = 4
@@ -68,6 +71,7 @@ class PostgresStore:
         now: Callable[[], float] | None,
         writers: int,
         readers: int,
+        exclusive: bool,
     ) -> None:
         self.information = information
         self._connector = connector
@@ -75,8 +79,8 @@ class PostgresStore:
         self._reads = ReadPool(connector, size=readers)
         self._claims = ReadPool(connector, size=1)
         self.writer = GroupWriter(connector, writers=writers, chance=chance, clock=now, observe_time=self._observe_time)
-        self.on_commit: Callable[[Change], None] = _ignore_commit
-        """Called with every change after its commit, for followers of the log."""
+        self.is_exclusive = exclusive
+        self.notifier = LocalNotifier()
         self._latest = 0.0
         """The latest time that the store's clock is known to have shown. If it shows less, it has gone back."""
         self._people: PeopleDirectory | None = None
@@ -91,20 +95,30 @@ class PostgresStore:
         now: Callable[[], float] | None = None,
         writers: int = WRITE_CONNECTIONS,
         readers: int = READ_CONNECTIONS,
+        exclusive: bool = False,
         migrations: Sequence[PostgresMigration] | None = None,
     ) -> Self:
         """Connect to the database at `url`. Create or upgrade the schema if needed.
 
         `writers` is how many transactions of this host may commit at the same time, and `readers` how many reads may
-        run. With the connection for claims, the host uses at most `writers + readers + 1` connections. `now` replaces
-        the server's clock in tests, and `migrations` the schema's.
+        run. With the connection for claims, the host uses at most `writers + readers + 1` connections. `exclusive`: no
+        other host works on the database meanwhile. `now` replaces the server's clock in tests, and `migrations` the
+        schema's.
         """
         connector = PostgresConnector(url)
         connection = await connector.open_connection()
         try:
             await connector.find_pooler(connection)
             information = await prepare_schema(connection, chance=chance, migrations=migrations)
-            store = cls(connector, information=information, chance=chance, now=now, writers=writers, readers=readers)
+            store = cls(
+                connector,
+                information=information,
+                chance=chance,
+                now=now,
+                writers=writers,
+                readers=readers,
+                exclusive=exclusive,
+            )
             ((latest,),) = await _fetch_rows(connection, cursors.SELECT_LATEST, None)
             store._observe_time(latest or 0.0)
             return store
@@ -114,11 +128,16 @@ class PostgresStore:
     def _observe_time(self, now: float) -> None:
         self._latest = max(self._latest, now)
 
+    @property
+    def schema_version(self) -> int:
+        return list_migrations()[-1].version
+
     # -- writing
 
     async def commit(self, change: Change) -> CommitResult:
         done = await self.writer.commit(change)
-        self.on_commit(change)
+        if self.notifier.has_subscribers:
+            self.notifier.publish(build_commit_hint(change, done.claims))
         return done
 
     async def claim_cursors(
@@ -172,7 +191,52 @@ class PostgresStore:
         return await self._write_count(cursors.RENEW, values)
 
     async def revoke_leases(self, *, owner: str) -> int:
+        if not self.is_exclusive:
+            raise InvalidRequest("leases of other hosts can only be ended in a store that no other process uses")
         return await self._write_count(cursors.REVOKE, {"owner": owner, "now": self._read_test_clock()})
+
+    async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
+        return await self.renew_leases(claims, owner=owner, lease=0.0)
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        values = {"account": account, "owner": owner, "lease": lease, "now": self._read_test_clock()}
+        rows = await self._write(hosts.CLAIM_ACCOUNT, values)
+        return AccountClaim(account=account, owner=owner, fence=rows[0][0]) if rows else None
+
+    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
+        values = {
+            "accounts": [claim.account for claim in claims],
+            "owners": [claim.owner for claim in claims],
+            "fences": [claim.fence for claim in claims],
+            "lease": lease,
+            "now": self._read_test_clock(),
+        }
+        still = {(row[0], row[1], row[2]) for row in await self._write(hosts.RENEW_ACCOUNTS, values)}
+        return [claim for claim in claims if (claim.account, claim.owner, claim.fence) in still]
+
+    async def release_account(self, claim: AccountClaim) -> bool:
+        values = {"account": claim.account, "owner": claim.owner, "fence": claim.fence}
+        return await self._write_count(hosts.RELEASE_ACCOUNT, values) > 0
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        values = {
+            "id": host.id,
+            "name": host.name,
+            "program": host.version.program,
+            "schema": host.version.schema,
+            "url": host.url,
+            "lease": lease,
+            "now": self._read_test_clock(),
+        }
+        await self._write_count(hosts.REGISTER_HOST, values)
+        return [status for status in await self.list_hosts() if status.is_alive and status.host.id != host.id]
+
+    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
+        values = {"id": id, "lease": lease, "draining": is_draining, "now": self._read_test_clock()}
+        return await self._write_count(hosts.RENEW_HOST, values) > 0
+
+    async def remove_host(self, id: str) -> None:
+        await self._write_count(hosts.REMOVE_HOST, {"id": id})
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         values = {**cursors.build_patterns(held, ()), "now": self._read_test_clock()}
@@ -429,6 +493,14 @@ class PostgresStore:
         rows = await self._fetch(deliveries.SELECT_RECEIPT_COUNTS, (list(consumers),))
         return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
+    async def list_account_leases(self) -> list[AccountLease]:
+        rows = await self._fetch(hosts.SELECT_ACCOUNTS, {"now": self._read_test_clock()})
+        return [hosts.parse_account_row(row) for row in rows]
+
+    async def list_hosts(self) -> list[HostStatus]:
+        rows = await self._fetch(hosts.SELECT_HOSTS, {"now": self._read_test_clock()})
+        return hosts.build_host_statuses(rows, await self._fetch(hosts.SELECT_HELD, ()))
+
     async def get_time(self) -> float:
         return float((await self._fetch(_SELECT_CLOCK, ()))[0][0]) if self._now is None else self._now()
 
@@ -465,6 +537,9 @@ class PostgresStore:
     ) -> list[StateRecord]:
         values = {"namespace": None if namespace is None else namespace.value, "scope": scope}
         return [deliveries.parse_state_row(row) for row in await self._fetch(deliveries.SELECT_STATES, values)]
+
+    async def get_state_version(self) -> int:
+        return int((await self._fetch("select version from state_version", ()))[0][0])
 
     async def get_spend(self, budget: str, day: str) -> BudgetSpend:
         rows = await self._fetch(deliveries.SELECT_SPEND, (budget, day))
@@ -584,6 +659,3 @@ async def _extend_pending(connection: PgConnection, session: str, found: list[En
         found = found + page
         size = len(page)
     return found, size == PENDING_PAGE
-
-
-def _ignore_commit(change: Change) -> None: ...

@@ -212,3 +212,30 @@ create table peers (
   primary key (memory, agent, identity, from_pos)
 );
 create index peers_peer on peers(memory, agent, peer);
+
+-- A transaction that decides by shared state records locks this table, and so does one that writes such a record.
+create table state_version (
+  id       integer primary key check (id = 1),
+  version  bigint not null
+);
+insert into state_version(id, version) values (1, 0);
+
+create table account_leases (
+  account      text collate "C" primary key,
+  owner        text collate "C" not null default '',
+  fence        bigint not null default 0,
+  lease_since  double precision not null default 0,
+  lease_wait   double precision not null default 0
+) with (fillfactor = 70);
+
+create table hosts (
+  id           text collate "C" primary key,
+  name         text not null,
+  program      text not null,
+  schema       integer not null,
+  url          text not null default '',
+  started      double precision not null,
+  lease_since  double precision not null,
+  lease_wait   double precision not null,
+  draining     boolean not null default false
+) with (fillfactor = 70);
