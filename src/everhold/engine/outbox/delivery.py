@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 
 from msgspec import Struct, structs
 
-from everhold.core.entries import EntryDraft
+from everhold.core.entries import ChatLocation, EntryDraft
 from everhold.core.retry import is_late_arrival_harmful, resolve_in_doubt, retry_delay_seconds
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
@@ -51,6 +51,8 @@ class DeliveryBatch(Struct, frozen=True, kw_only=True):
     """Entries to commit with the batch, once."""
     lost_draft: DeliveryItem | None = None
     """A draft that this batch shall replace. It may be visible, but its remote id is unknown."""
+    draft_place: ChatLocation | None = None
+    """Where that draft was shown, with a message that is not newer than it."""
     generation: int = 0
     """The session's generation before the batch was made. If it has changed, for example by an erasure, the batch must
     not be sent.
