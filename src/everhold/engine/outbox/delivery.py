@@ -556,9 +556,8 @@ class DeliveryWorker:
             wait=RetryDelay(seconds=look.wait_seconds) if look.wait_seconds else None,
             release=True,
         )
-        # If the disk loses this commit, the batch in flight is still stored and is sent again.
-        resent = resolve_in_doubt(self.destination.delivery, policy="") == "resend"
-        durable = not idle and bool(not resent or outcome.dead_letters or outcome.replayed)
+        # If the disk loses this commit, the batch in flight is still stored. It is sent again, or found by a probe.
+        durable = not idle and bool(self._is_blind() or outcome.dead_letters or outcome.replayed)
         await self._commit(Step.CURSOR_SETTLE if idle else Step.DELIVERY_DONE, update, outcome, durable=durable)
         self.settled_upto_seq = upto
 
