@@ -16,7 +16,7 @@ import apsw
 from bench.gateway import CREDENTIAL, Gateway
 from bench.in_process import temporary_directory
 from bench.table import Row, at_most, median
-from everhold.admin.backups import list_backups
+from everhold.infra.backup_files import list_backups
 from everhold.infra.home import Home
 
 INTERVAL_SECONDS = 6.0

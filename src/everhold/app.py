@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold import __version__
-from everhold.admin.backups import (
-    StoreBackups,
-    choose_directory,
-    list_backups,
-    list_copies,
-    list_set_aside,
-    render_copy,
-)
+from everhold.admin.backups import StoreBackups, list_copies, render_copy
 from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
@@ -30,6 +23,7 @@ from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
+from everhold.assembly.stores import open_home_store
 from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
@@ -43,7 +37,9 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import Refused, StoreError, StoreFull
+from everhold.infra.backup_files import choose_directory, list_backups, list_set_aside
 from everhold.infra.child_process import ChildProcesses
+from everhold.infra.disk_guard import DiskGuard, DiskReserve
 from everhold.infra.home import Home, add_missing_lines, ensure_home_id, require_store
 from everhold.infra.home_lock import HomeLock, hold_machine_locks
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
@@ -58,9 +54,8 @@ from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as bu
 from everhold.platforms import agent as between
 from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
+from everhold.ports.hosts import CommitHint
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
-from everhold.ports.store import Change, Step
-from everhold.stores.sqlite.disk_guard import DiskGuard, DiskGuardedStore, DiskReserve
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
@@ -161,9 +156,7 @@ class GatewayApp:
         self.machine_locks = contextlib.ExitStack()
         try:
             require_store(home)
-            self.store = DiskGuardedStore.open(
-                home.store, chance=chance, now=self.clock.now, backups=home.backups, watched=(home.lock,)
-            )
+            self.store = open_home_store(home, chance=chance, now=self.clock.now)
         except BaseException:
             self.lock.release()
             raise
@@ -251,6 +244,7 @@ class GatewayApp:
             wakeups=self.wakeups,
             peers=self.peers,
             quotas=self.quotas,
+            shared_records=self.admission.shared_records,
             tell=self.admission.send_outside_session,
         )
         self.held_messages = HeldMessages(
@@ -276,7 +270,6 @@ class GatewayApp:
             get_today=self.agents.get_today,
             on_text=self._on_text,
             peers=self.peers,
-            has_no_rivals=True,  # the home is locked
         )
 
     def _build_outside(self) -> None:
@@ -333,7 +326,7 @@ class GatewayApp:
             sleep=asyncio.sleep,
         )
         directory = choose_directory(home, settings.backup.directory)
-        self.backups = StoreBackups(directory, copy=self.store.make_copy, now=self.clock.now)
+        self.backups = StoreBackups(directory, files=self.store.files, now=self.clock.now)
         self.backup_problem = ""
         """Why the last copy could not be made."""
         self.memory_admin = MemoryAdmin(
@@ -347,7 +340,7 @@ class GatewayApp:
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
         self.tail = LogTail()
-        self.store.on_commit = self._on_commit
+        self.store.notifier.subscribe(self._on_commit)
         self.text_watchers += [self.tail.on_reply_text]
         self._last_increment = self.clock.monotonic()
         self.role = "gateway"
@@ -413,11 +406,12 @@ class GatewayApp:
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
         self._hold_machine_locks()
-        await self.store.revoke_leases(owner=self.gates.owner)
+        if self.store.is_exclusive:
+            await self.store.revoke_leases(owner=self.gates.owner)
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
-        await self.admission.load_halts()
+        await self.admission.shared_records.refresh()
         await self._apply_people()
         self._connect_agents()
         self.mcp.apply_settings(self.agents.settings.mcp, self.agents.settings.agents.values())
@@ -696,7 +690,7 @@ class GatewayApp:
         """Make a backup periodically, unless nothing was committed since the last one. A start does not wait for it."""
         await asyncio.sleep(FIRST_BACKUP_DELAY_SECONDS)
         while True:
-            if self.role == "gateway" and not self.disk_guard.is_full:
+            if self.role == "gateway" and not self.disk_guard.is_full and self.store.files is not None:
                 # An increment does not wait for a full backup that fails; it continues the last one.
                 problems = [
                     await self._try_backup(self._make_due_backup),
@@ -740,7 +734,7 @@ class GatewayApp:
 
     async def _make_increment(self) -> None:
         self._last_increment = self.clock.monotonic()
-        made = await self.backups.make_increment(self.store)
+        made = await self.backups.make_increment()
         if made is not None:
             self.log.debug("backup.incremented", path=str(made.path), upto=made.upto_pos)
 
@@ -820,10 +814,9 @@ class GatewayApp:
             await self.admission.pairing.tidy_requests()
             await asyncio.sleep(PAIRING_TIDY_SECONDS)
 
-    def _on_commit(self, change: Change) -> None:
-        self.tail.on_commit(change)
-        if change.step is Step.COMMAND:
-            self.wakeups.notify(change.session)  # the command may stop a running turn
+    def _on_commit(self, hint: CommitHint) -> None:
+        self.tail.on_commit(hint)
+        self.wakeups.on_commit(hint)
 
     async def _count_unanswered(self) -> int:
         """The number of messages without an answer: pending ones, and those of turns that were interrupted."""

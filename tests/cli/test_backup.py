@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from everhold.admin.backups import StoreBackups, list_backups, list_increments
+from everhold.admin.backups import StoreBackups
 from everhold.app import GatewayApp, SystemClock
 from everhold.config import parse_settings
+from everhold.infra.backup_files import list_backups, list_increments
 from everhold.infra.home import Home
-from everhold.stores.sqlite.backup import StoreCopy
+from everhold.ports.store_files import StoreCopy, StoreIncrement
 from everhold.telemetry.logs import open_log
 from tests.cli.command_home import CommandHome, wait_until
 
@@ -203,11 +204,20 @@ async def test_the_oldest_sound_backups_are_deleted_and_damaged_ones_stay(tmp_pa
     now = [0.0]
     wrong: list[str] = []
 
-    async def copy(target: Path) -> StoreCopy:
-        target.write_bytes(b"x")  # noqa: ASYNC240  # one byte
-        return StoreCopy(target, 1, int(now[0]), 1, 1, 0.0, list(wrong), [])
+    class SmallFiles:
+        async def make_copy(self, target: Path) -> StoreCopy:
+            target.write_bytes(b"x")  # noqa: ASYNC240  # one byte
+            return StoreCopy(target, 1, int(now[0]), 1, 1, 0.0, list(wrong), [])
 
-    backups = StoreBackups(tmp_path, copy=copy, now=lambda: now[0])
+        async def write_increment(
+            self, target: Path, *, after_pos: int, recent_pos: int, blob_row: int
+        ) -> StoreIncrement | None:
+            raise NotImplementedError
+
+        def read_last_blob_row(self, copy: Path) -> int:
+            raise NotImplementedError
+
+    backups = StoreBackups(tmp_path, files=SmallFiles(), now=lambda: now[0])
     assert backups.get_seconds_until_due(24) == 0
     for at in (*range(5), "bad"):
         now[0] = float(next(clock))

@@ -11,6 +11,7 @@ import apsw
 import pytest
 
 from everhold.doctor import home as doctor_home
+from everhold.stores.sqlite import checkup
 from everhold.testing.services.base import LoopbackService
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
@@ -228,7 +229,7 @@ def list_stored(service: LoopbackService) -> list[object]:
 
 def test_a_low_disk_and_an_old_sqlite_are_reported(lived: CommandHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_home, "MIN_FREE_BYTES", 1 << 60)
-    monkeypatch.setattr(doctor_home, "OLDEST_SQLITE", (99, 0, 0))
+    monkeypatch.setattr(checkup, "OLDEST_SQLITE", (99, 0, 0))
     db = apsw.Connection(str(lived.path / "everhold.db"))
     db.pragma("journal_mode", "delete")
     db.close()

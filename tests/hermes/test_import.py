@@ -13,8 +13,8 @@ from typing import Any
 import apsw
 import pytest
 
-from everhold.admin.backups import plan_restore, restore_store
 from everhold.app import SystemRandomSource
+from everhold.assembly.stores import plan_restore, restore_store
 from everhold.config import Settings, load_settings, parse_settings
 from everhold.core.audit import audit_session
 from everhold.core.context import render_messages

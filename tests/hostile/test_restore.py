@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from everhold.admin.backups import plan_restore, restore_store
 from everhold.app import SystemRandomSource
+from everhold.assembly.stores import plan_restore, restore_store
 from everhold.errors import EverholdError, StoreError
 from everhold.infra.home import Home
 from everhold.stores.sqlite import migrate

@@ -20,8 +20,9 @@ from everhold.core.entries import (
     ToolCall,
 )
 from everhold.errors import StoreDamaged, StoreFull, StoreNewer
+from everhold.infra.home import check_disk_space
 from everhold.ports.store import DeliveryItem, InFlightBatch, SessionOpening, Step
-from everhold.stores.sqlite import SqliteStore, backup, connect, migrate, rebuild
+from everhold.stores.sqlite import SqliteStore, backup, connect, rebuild
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario
 from tests.stores.home import open_scenario, open_store, run_coroutine
 
@@ -124,7 +125,7 @@ def test_a_backup_needs_enough_free_space(tmp_path: Path, monkeypatch: pytest.Mo
     full = os.statvfs_result((4096, 4096, 100, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     with pytest.raises(StoreFull, match="0 MB of free space"):
-        migrate.check_disk_space(tmp_path, 5 << 20)
+        check_disk_space(tmp_path, 5 << 20)
 
 
 # -- rollback ----------------------------------------------------------------------------------------------------------

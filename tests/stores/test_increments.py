@@ -9,9 +9,11 @@ from typing import Any
 import apsw
 import pytest
 
-from everhold.admin.backups import StoreBackups, find_chain, list_increments, plan_restore, restore_store
+from everhold.admin.backups import StoreBackups
+from everhold.assembly.stores import plan_restore, restore_store
 from everhold.core.entries import EntryDraft, Heard
 from everhold.errors import NotFound, StoreDamaged
+from everhold.infra.backup_files import find_chain, list_increments
 from everhold.infra.home import Home
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, make_heard
@@ -28,7 +30,7 @@ class CopiedHome:
         self.store: SqliteStore = open_store(self.home.store)
         self.scenario = StoreScenario(self.store)
         self.now = 1_000.0
-        self.backups = StoreBackups(self.disk, copy=self.store.make_copy, now=lambda: self.now)
+        self.backups = StoreBackups(self.disk, files=self.store, now=lambda: self.now)
 
     async def write(self, *texts: str, session: str = "s", **more: Any) -> None:
         for text in texts:
@@ -60,12 +62,12 @@ def test_a_lost_disk_loses_only_what_came_after_the_last_increment(tmp_path: Pat
         await copied.write("one", "two")
         await copied.backups.make_backup()
         await copied.write("three", blobs=(b"a file",))
-        assert await copied.backups.make_increment(copied.store) is not None
-        assert await copied.backups.make_increment(copied.store) is None, "nothing was committed since"
+        assert await copied.backups.make_increment() is not None
+        assert await copied.backups.make_increment() is None, "nothing was committed since"
         await copied.scenario.open_session("new")
         await copied.write("four", session="new")
         await copied.write("five")
-        assert await copied.backups.make_increment(copied.store) is not None
+        assert await copied.backups.make_increment() is not None
         await copied.write("lost")
         await copied.lose_disk()
         copied.restore()
@@ -86,7 +88,7 @@ def test_a_point_in_an_increment_can_be_restored(tmp_path: Path) -> None:
             await copied.write(text)
             places[text] = await copied.store.last_pos()
             if text in ("three", "five"):
-                await copied.backups.make_increment(copied.store)
+                await copied.backups.make_increment()
         last = places["five"]
         await copied.lose_disk()
         with pytest.raises(NotFound):
@@ -111,7 +113,7 @@ def test_what_was_delivered_before_the_increment_is_not_due_again(tmp_path: Path
         claim = await scenario.claim_cursor("platform:fake:main")
         last = (await copied.store.get_session("s")).last_seq
         await scenario.update_cursor(claim, processed_seq=last, idle_at=last, release=True)
-        await copied.backups.make_increment(copied.store)
+        await copied.backups.make_increment()
         await copied.lose_disk()
         copied.restore()
         store = open_store(copied.home.store)
@@ -130,7 +132,7 @@ def test_an_erasure_in_an_increment_erases_what_the_copy_has(tmp_path: Path) -> 
         await copied.write("secret", "kept")
         await copied.backups.make_backup()
         await copied.scenario.erase_entries(1)
-        await copied.backups.make_increment(copied.store)
+        await copied.backups.make_increment()
         await copied.lose_disk()
         copied.restore()
         assert await copied.read_texts() == ["kept"]
@@ -146,7 +148,7 @@ def test_a_damaged_increment_is_refused_and_nothing_is_changed(tmp_path: Path) -
         await copied.write("one")
         await copied.backups.make_backup()
         await copied.write("two " + "m" * 500)
-        made = await copied.backups.make_increment(copied.store)
+        made = await copied.backups.make_increment()
         assert made is not None
         await copied.lose_disk()
         made.path.write_bytes(made.path.read_bytes().replace(b"two mm", b"two XX"))
@@ -169,7 +171,7 @@ def test_increments_are_removed_with_the_backup_that_they_continue(tmp_path: Pat
             await copied.backups.make_backup()
             copied.now += 100
             await copied.write(f"more {n}")
-            await copied.backups.make_increment(copied.store)
+            await copied.backups.make_increment()
         assert len(list_increments(copied.disk)) == 4
         copied.backups.prune(2)
         left = list_increments(copied.disk)
@@ -192,7 +194,7 @@ def test_a_message_that_was_erased_after_its_turn_does_not_stop_a_restore(tmp_pa
         waiting = await scenario.commit_heard("erased before any turn took it")
         await scenario.erase_entries(waiting)
         await copied.write("kept")
-        await copied.backups.make_increment(copied.store)
+        await copied.backups.make_increment()
         await copied.lose_disk()
         copied.restore()
         assert await copied.read_texts() == ["kept"]

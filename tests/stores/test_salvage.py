@@ -7,9 +7,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.admin.backups import RestoreResult, StoreBackups, plan_restore, restore_store
+from everhold.admin.backups import StoreBackups
+from everhold.assembly.stores import plan_restore, restore_store
 from everhold.core.entries import EntryDraft, Heard
 from everhold.infra.home import Home
+from everhold.ports.store_files import RestoreResult
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, make_heard
 from tests.stores.home import open_store, run_coroutine
@@ -33,7 +35,7 @@ def build_home(path: Path) -> Home:
         scenario = StoreScenario(store)
         await scenario.open_session("s")
         await write_messages(store, scenario, "before", BEFORE)
-        await StoreBackups(home.backups, copy=store.make_copy, now=lambda: 1e9).make_backup()
+        await StoreBackups(home.backups, files=store, now=lambda: 1e9).make_backup()
         await write_messages(store, scenario, "after", AFTER)
         other = StoreScenario(store)
         await other.open_session("new")

@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.admin.backups import plan_restore
+from everhold.assembly.stores import plan_restore
 from everhold.core.entries import EntryDraft
 from everhold.errors import Conflict, StoreError
 from everhold.infra.home import Home

@@ -14,13 +14,12 @@ import re
 import secrets
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
-
 from everhold import __version__
+from everhold.assembly import stores
 from everhold.infra.home import write_file
 from everhold.infra.safe_folder import iter_log_lines
 from everhold.telemetry.logs import SecretRedaction
@@ -28,7 +27,6 @@ from everhold.telemetry.logs import SecretRedaction
 MAX_LINES: Final = 2_000
 MAX_LINE_CHARS: Final = 500
 """The length of a line after scrubbing. A line is scrubbed before it is cut, because half a key is not recognized."""
-MAX_SCHEMA_CHARS: Final = 4_000
 _ADDRESS: Final = re.compile(r"(agent:[^:\s]+:[^:\s]+:[^:\s]+:)([^\s'\",;)\]}]*[\w+/=-])")
 _ID: Final = re.compile(
     r"[@!#$][\w.=/+-]+:[\w.-]+\w(?::\d+)?"  # at a server
@@ -42,11 +40,6 @@ _PATH: Final = re.compile(r"/(?:home|Users)/[^/\s]+")
 _KEPT: Final = re.compile(r"compression|WARNING|ERROR|CRITICAL|Traceback")
 _KEPT_PLACE: Final = re.compile("\x00([0-9]{1,9})\x00")
 _UNSAFE_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-_WORD: Final = re.compile(r"[a-z_]{1,20}")
-_SELECT_SCHEMA: Final = (
-    "select cast(name as blob), cast(sql as blob) from sqlite_master where type in ('table', 'index', 'trigger') "
-    "limit 500"
-)
 _SESSION: Final = re.compile(r"\d{8}_\d{6}_[0-9a-f]{6,8}")
 
 
@@ -104,7 +97,7 @@ def write_bundle(target: Path, parts: Mapping[str, str]) -> Path:
 
 
 def collect_bundle_parts(
-    report: Any, logs: Iterable[Path], stores: Iterable[Path], scrub: BundleScrubber
+    report: Any, logs: Iterable[Path], files: Iterable[Path], scrub: BundleScrubber
 ) -> dict[str, str]:
     """Return the files of a bundle, by name."""
     found = {
@@ -114,15 +107,14 @@ def collect_bundle_parts(
                 "everhold": __version__,
                 "python": sys.version.split()[0],
                 "system": platform.platform(),
-                "apsw": apsw.apsw_version(),
-                "sqlite": apsw.sqlite_lib_version(),
+                **stores.describe_libraries(),
             }
         ),
     }
     for number, path in enumerate(logs, start=1):
         found[f"log-{number}-{_UNSAFE_NAME.sub('-', path.name)[:100]}"] = _read_log_excerpt(path, scrub)
-    for number, path in enumerate(stores, start=1):
-        found[f"store-{number}.json"] = _dump_json(_describe_store(path, scrub))
+    for number, path in enumerate(files, start=1):
+        found[f"store-{number}.json"] = _dump_json(stores.describe_file(path, scrub))
     return found
 
 
@@ -136,87 +128,6 @@ def _read_log_excerpt(path: Path, scrub: BundleScrubber) -> str:
     except OSError as error:
         return f"not read: {error.strerror}\n"
     return "\n".join(scrub.scrub_line(line)[:MAX_LINE_CHARS] for line in lines) + "\n"
-
-
-def _describe_store(path: Path, scrub: BundleScrubber) -> dict[str, Any]:
-    """Return a store's schema, its row counts, and its messages without their text."""
-    if not path.is_file():  # opening a pipe would wait for its writer
-        return {"error": "there is no such file"}
-    try:
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    except apsw.Error as error:
-        return {"error": str(error)}
-    found: dict[str, Any] = {"pages": _query_or_error(lambda: db.pragma("page_count"))}
-    try:
-        # The store may be foreign: no view or function of its schema may do anything.
-        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-        db.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
-        schema = list(db.execute(_SELECT_SCHEMA))
-        found["schema"] = {
-            scrub.scrub_line(_read_text(name)): scrub.scrub_line(_read_text(sql)[:MAX_SCHEMA_CHARS])
-            for name, sql in schema
-            if b"fts_" not in name
-        }
-        tables = [
-            _read_text(name)
-            for name, sql in schema
-            if _read_text(sql).upper().startswith("CREATE TABLE") and b"_fts" not in name
-        ]
-        found["rows"] = {scrub.scrub_line(name): _count_rows(db, name) for name in tables}
-        if query := _build_shape_query(set(tables)):
-            found["shape"] = _query_or_error(lambda: [_scrub_shape_row(row, scrub) for row in db.execute(query)])
-    except apsw.Error as error:
-        found["error"] = scrub.scrub_line(str(error))
-    finally:
-        db.close()
-    return found
-
-
-def _read_text(value: bytes | str | None) -> str:
-    """Return a foreign text. It is selected as bytes, because it need not be UTF-8."""
-    return value if isinstance(value, str) else (value or b"").decode("utf-8", "replace")
-
-
-def _build_shape_query(tables: set[str]) -> str:
-    """Return the query for messages without their text; empty if there are none. It selects nothing but numbers and
-    known words, and ids, which are replaced."""
-    if "entries" in tables:
-        return (
-            "select cast(session as blob), seq, cast(kind as blob), op, length(body), body is null from entries "
-            f"order by pos desc limit {MAX_LINES}"
-        )
-    if "messages" in tables:
-        return (
-            "select cast(session_id as blob), id, cast(role as blob), timestamp, length(content), active, compacted "
-            f"from messages order by id desc limit {MAX_LINES}"
-        )
-    return ""
-
-
-def _scrub_shape_row(row: tuple[Any, ...], scrub: BundleScrubber) -> list[Any]:
-    session, *rest = row
-    name = _read_text(session)
-    return [
-        name if _SESSION.fullmatch(name) else scrub.make_alias(name, "session"),
-        *(it if it is None or isinstance(it, int | float) else _scrub_word(_read_text(it)) for it in rest),
-    ]
-
-
-def _scrub_word(word: str) -> str:
-    """Return a kind or role, and nothing that another program may have stored in its place."""
-    return word if _WORD.fullmatch(word) else f"<{len(word)} characters>"
-
-
-def _count_rows(db: apsw.Connection, table: str) -> Any:
-    quoted = table.replace('"', '""')
-    return _query_or_error(lambda: db.execute(f'select count(*) from "{quoted}"').get)
-
-
-def _query_or_error(query: Callable[[], Any]) -> Any:
-    try:
-        return query()
-    except (apsw.Error, UnicodeDecodeError) as error:
-        return f"({type(error).__name__})"
 
 
 def _dump_json(value: Any) -> str:

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
-
-from everhold.admin.backups import choose_directory, list_backups
 from everhold.app import load_home_settings
+from everhold.assembly import stores
+from everhold.assembly.agents import build_policy
 from everhold.assembly.plugin_tools import list_trusted_tools
 from everhold.config import ConfigError, ConfigProblem, Settings
+from everhold.core.policy import names_tools
 from everhold.core.wording import describe_count
 from everhold.doctor.finding import DoctorFinding
 from everhold.errors import EverholdError, StoreError
+from everhold.infra.backup_files import choose_directory, list_backups
 from everhold.infra.home import Home
+from everhold.memories.builtin.index_check import find_index_damage
+from everhold.ports.store_files import StoreCheckup
 from everhold.service import installation
 from everhold.service.manager import detect_service_backend
-from everhold.stores.sqlite import backup, connect, migrate, watermark
 
-OLDEST_SQLITE: Final = (3, 51, 3)
-"""Older versions can lose pages of the write-ahead log."""
 MAX_LAG_SECONDS: Final = 600.0
 MIN_FREE_BYTES: Final = 256 << 20
 MAX_CLOCK_AHEAD_SECONDS: Final = 120.0
@@ -64,8 +64,9 @@ class HomeCheckup:
         yield from self._check_files()
         yield from self._check_configuration()
         yield from self._check_trusted_tools()
+        yield from self._check_unruled_tools()
         yield from self._check_library()
-        if self.home.store.exists() or watermark.build_watermark_path(self.home.store).exists():
+        if stores.is_store_present(self.home.store):
             yield from self._check_store()
         yield from self._check_backups()
         yield from self._check_index()
@@ -138,72 +139,69 @@ class HomeCheckup:
             remedy = f"if you do not trust it, remove it from `tools` of {', '.join(tool['agents'])}"
             yield _make_finding("tools", text, remedy, level="note")
 
+    def _check_unruled_tools(self) -> Iterator[FixableFinding]:
+        """Name the tool servers whose calls need an approval. Before there was a policy, they ran unasked."""
+        if self.settings is None:
+            return
+        policy = build_policy(self.settings.policy)
+        servers = {
+            tool.removeprefix("mcp:")
+            for agent in self.settings.agents.values()
+            for tool in agent.tools
+            if tool.startswith("mcp:")
+        }
+        for server in sorted(servers):
+            if not names_tools(policy, f"{server}_"):
+                yield _make_finding(
+                    "policy",
+                    f"no rule allows the tools of the server {server}, so their calls are refused until a person can "
+                    "approve them",
+                    f'`policy: {{rules: [{{tool: "{server}_*", do: allow}}], after_foreign: allow}}` lets them run '
+                    "unasked for every member, as before there was a policy",
+                    level="note",
+                )
+
     def _check_library(self) -> Iterator[FixableFinding]:
-        version = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")[:3])
-        if version < OLDEST_SQLITE:
-            yield _make_finding(
-                "sqlite", f"SQLite {apsw.sqlite_lib_version()} can lose pages of the log", "pip install -U apsw"
-            )
+        if problem := stores.find_library_problem():
+            yield _make_finding("sqlite", problem, "pip install -U apsw")
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
     def _check_store(self) -> Iterator[FixableFinding]:
-        store = self.home.store
         try:
-            held = backup.inspect_copy(store)
-            watermark.check_watermark(watermark.build_watermark_path(store), held.pos)
+            found = stores.examine_store(self.home.store, late_before=self.now - MAX_LAG_SECONDS)
         except StoreError as error:
             yield _make_finding("store", error.message, error.remedy)
             return
-        for line in held.contradictions[:20]:
+        for line in found.copy.contradictions[:20]:
             yield _make_finding("integrity", line, "everhold restore; the last backup may be intact")
-        for line in held.broken_promises[:20]:
+        for line in found.copy.broken_promises[:20]:
             yield _make_finding("promises", line, "run everhold audit for details, and please report it")
-        if held.newest_at > self.now + MAX_CLOCK_AHEAD_SECONDS:
-            ahead = int(held.newest_at - self.now)
+        if found.copy.newest_at > self.now + MAX_CLOCK_AHEAD_SECONDS:
+            ahead = int(found.copy.newest_at - self.now)
             yield _make_finding(
                 "clock", f"the log is {ahead} s ahead of this machine's clock", "set the clock: timedatectl status"
             )
-        db = connect.open_for_reading(store)
-        try:
-            yield from self._check_pragmas(db)
-            yield from self._check_cursors(db)
-        except apsw.Error as error:
-            yield _make_finding("store", str(error), "everhold restore")
-        finally:
-            db.close()
+        for text, remedy in found.notes:
+            yield _make_finding("sqlite", text, remedy, level="note")
+        yield from self._describe_delays(found)
+        for given_up in found.given_up:
+            text = f"{given_up.consumer} gave up on {describe_count(given_up.items, 'item')}: {given_up.reason}"
+            yield _make_finding("dead_letters", text, "everhold dead-letters list; everhold dead-letters replay")
 
-    def _check_pragmas(self, db: apsw.Connection) -> Iterator[FixableFinding]:
-        mode = str(db.pragma("journal_mode"))
-        if mode != "wal":
-            yield _make_finding("sqlite", f"the store is in {mode} mode", "`everhold up` corrects it", level="note")
-        newest = migrate.list_migrations()[-1].number
-        if db.pragma("user_version") < newest:
-            yield _make_finding("sqlite", "the store has an older schema", "the next start upgrades it", level="note")
-
-    def _check_cursors(self, db: apsw.Connection) -> Iterator[FixableFinding]:
-        late = db.execute(
-            "select consumer, count(*), min(since), max(attempts), max(error) from cursors "
-            "where due is not null and (error <> '' or since < ?) group by consumer order by consumer",
-            (self.now - MAX_LAG_SECONDS,),
-        )
-        for consumer, count, since, attempts, error in late:
-            waited = int(max(0.0, self.now - since)) // 60
-            text = f"{consumer} has a backlog in {describe_count(count, 'session')}, the oldest for {waited} min"
-            if error:
-                yield _make_finding(
-                    "cursors", f"{text}: {error} (tried {attempts} times)", "everhold retries by itself; everhold logs"
-                )
+    def _describe_delays(self, found: StoreCheckup) -> Iterator[FixableFinding]:
+        for it in found.delays:
+            waited = int(max(0.0, self.now - it.since)) // 60
+            text = (
+                f"{it.consumer} has a backlog in {describe_count(it.cursors, 'session')}, the oldest for {waited} min"
+            )
+            if it.error:
+                text = f"{text}: {it.error} (tried {it.attempts} times)"
+                yield _make_finding("cursors", text, "everhold retries by itself; everhold logs")
             elif self.status is None:
                 yield _make_finding("cursors", f"{text}: no gateway is running", "everhold up")
             else:
                 yield _make_finding("cursors", text, "everhold logs", level="note")
-        dead_letters = db.execute(
-            "select consumer, count(*), max(reason) from dead_letters where state = 'dead' group by 1 order by 1"
-        )
-        for consumer, count, reason in dead_letters:
-            text = f"{consumer} gave up on {describe_count(count, 'item')}: {reason}"
-            yield _make_finding("dead_letters", text, "everhold dead-letters list; everhold dead-letters replay")
 
     # -- backups, index, disk, gateway, service ----------------------------------------------------------------------
 
@@ -216,7 +214,7 @@ class HomeCheckup:
         began = self.home.store.stat().st_ctime
         newest = max((it.at for it in there), default=None)
         due = 2 * wanted.every_hours * 3600
-        grown = not there or there[-1].pos < _read_last_pos(self.home.store)
+        grown = not there or there[-1].pos < stores.read_last_pos(self.home.store)
         if grown and self.now - (newest or began) > due:
             since = "there is none" if newest is None else f"the newest is {int((self.now - newest) // 3600)} h old"
             yield _make_finding(
@@ -231,19 +229,9 @@ class HomeCheckup:
                 )
 
     def _check_index(self) -> Iterator[FixableFinding]:
-        if not self.home.index.exists():
-            return
-        try:
-            db = apsw.Connection(str(self.home.index), flags=apsw.SQLITE_OPEN_READONLY)
-            try:
-                found = [str(row[0]) for row in db.execute("pragma quick_check(3)")]
-            finally:
-                db.close()
-        except apsw.Error as error:
-            found = [str(error)]
-        if found != ["ok"]:
+        if damage := find_index_damage(self.home.index):
             act = _make_removal_fix(self.home.index, *self.home.path.glob("index.db-*")) if self.holds_home else None
-            text = f"the search index is damaged: {found[0]}"
+            text = f"the search index is damaged: {damage}"
             yield _make_finding("index", text, f"rm {self.home.index}; everhold rebuilds it from the log", act=act)
 
     def _check_disk(self) -> Iterator[FixableFinding]:
@@ -301,17 +289,6 @@ class HomeCheckup:
         if found is not None and self.status is None:
             text = f"{found.path} is installed, and no gateway answers"
             yield _make_finding("service", text, "everhold service start; everhold service status", level="note")
-
-
-def _read_last_pos(store: Path) -> int:
-    try:
-        db = connect.open_for_reading(store)
-        try:
-            return int(db.execute("select max(pos) from entries").get or 0)
-        finally:
-            db.close()
-    except apsw.Error:
-        return 0
 
 
 def _format_problem(problem: ConfigProblem) -> str:

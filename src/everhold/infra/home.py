@@ -173,6 +173,41 @@ def make_private_directory(path: Path) -> None:
         _make_directory(directory)
 
 
+def sync_path(path: Path) -> None:
+    """Sync `path` to disk. Windows cannot sync directories, so nothing is done there."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_disk_space(directory: Path, size: int) -> None:
+    """Raise StoreFull if `directory` has no space for `size` bytes."""
+    if os.name == "nt":
+        return
+    disk = os.statvfs(directory)
+    free = disk.f_bavail * disk.f_frsize
+    needed = int(size * 1.05) + (1 << 20)
+    if free < needed:
+        raise StoreFull(
+            f"{directory} has {free >> 20} MB of free space, but {needed >> 20} MB are needed",
+            remedy="free some space there",
+        )
+
+
+def publish_file(partial: Path, target: Path) -> Path:
+    """Make a complete file visible under its name, on disk."""
+    sync_path(partial)
+    os.replace(partial, target)
+    sync_path(target.parent)
+    if not target.is_file():
+        raise StoreError(f"{target} was not written")
+    return target
+
+
 def _make_directory(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, DIRECTORY_MODE)

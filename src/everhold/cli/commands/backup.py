@@ -44,9 +44,10 @@ def _print_backup(screen: CommandScreen, made: dict[str, Any]) -> None:
 
 
 def _list_backups(args: argparse.Namespace, screen: CommandScreen) -> int:
-    from everhold.admin.backups import choose_directory, list_copies
+    from everhold.admin.backups import list_copies
     from everhold.app import load_home_settings
     from everhold.config import ConfigError
+    from everhold.infra.backup_files import choose_directory
 
     home = find_home(args)
     try:

@@ -80,7 +80,7 @@ def _open_model(args: argparse.Namespace, screen: CommandScreen) -> Iterator[Mod
         return
     from everhold.app import SystemClock, SystemRandomSource, load_home_settings
     from everhold.assembly.agents import ConfiguredAgents
-    from everhold.stores.sqlite import SqliteStore
+    from everhold.assembly.stores import open_temporary_store
     from everhold.telemetry.logs import open_log
 
     home = find_home(args)
@@ -94,7 +94,7 @@ def _open_model(args: argparse.Namespace, screen: CommandScreen) -> Iterator[Mod
         clock = SystemClock()
         agents = ConfiguredAgents(
             settings,
-            store=SqliteStore.open(Path(directory) / "log.db", chance=SystemRandomSource()),
+            store=open_temporary_store(Path(directory) / "log.db", chance=SystemRandomSource()),
             log=open_log(clock=clock, home=None, form=args.log or "text", stream=screen.err),
             clock=clock,
             directory=home.path,

@@ -8,12 +8,14 @@ import io
 import os
 from typing import Any
 
-from everhold.admin import backups
+from everhold.admin.backups import render_restore_plan
 from everhold.app import GatewayApp, SystemClock, SystemRandomSource, load_home_settings
+from everhold.assembly.stores import plan_restore, restore_store
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line, format_time
 from everhold.config import ConfigError, Settings, parse_settings
 from everhold.errors import HomeBusy
+from everhold.infra.backup_files import choose_directory
 from everhold.infra.home import Home
 from everhold.infra.home_lock import HomeLock
 from everhold.telemetry.logs import open_log
@@ -23,11 +25,11 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args).create()
     now = SystemClock().now()
     with _lock_home(home):
-        directory = backups.choose_directory(home, _load_settings(home).backup.directory)
-        what = backups.plan_restore(home, source=args.source, at=args.at, directory=directory)
-        result = backups.render_restore_plan(what)
+        directory = choose_directory(home, _load_settings(home).backup.directory)
+        what = plan_restore(home, source=args.source, at=args.at, directory=directory)
+        result = render_restore_plan(what)
         if args.yes:
-            done = backups.restore_store(home, what, now=now, chance=SystemRandomSource())
+            done = restore_store(home, what, now=now, chance=SystemRandomSource())
             result |= {
                 "restored": True,
                 "pos": done.pos,

@@ -18,16 +18,15 @@ from typing import Any, Final
 
 import apsw
 
+from everhold.assembly import stores
 from everhold.doctor.finding import DoctorFinding, StoreEdit
 from everhold.errors import HomeBusy, InvalidRequest, Refused, StoreBusy, StoreDamaged, StoreError
 from everhold.hermes.doctor import checks, routing
 from everhold.hermes.doctor.case import HermesInspection
 from everhold.hermes.reader.database import HermesDatabase
 from everhold.infra.deep_json import load_json
-from everhold.infra.home import write_file
+from everhold.infra.home import check_disk_space, write_file
 from everhold.infra.safe_folder import SafeFolder
-from everhold.stores.sqlite import migrate
-from everhold.stores.sqlite.errors import translate_error
 
 MAX_ROUNDS: Final = 8
 MAX_JOURNAL_BYTES: Final = 1 << 30
@@ -305,7 +304,7 @@ def _open_transaction(path: Path) -> Iterator[HermesDatabase]:
 
 def _copy_store(path: Path, target: Path) -> Path:
     """Make a copy and verify it: it has as many messages, and no damage that the original does not have."""
-    migrate.check_disk_space(target.parent, path.stat().st_size)
+    check_disk_space(target.parent, path.stat().st_size)
     source = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     copy = apsw.Connection(str(target))
     try:
@@ -326,7 +325,7 @@ def _copy_store(path: Path, target: Path) -> Path:
         copy.close()
         target.unlink(missing_ok=True)
         if isinstance(error, apsw.Error):
-            raise translate_error(error, target) from error
+            raise stores.translate_file_error(error, target) from error
         raise
     finally:
         source.close()

@@ -42,8 +42,7 @@ from everhold.hermes.reader.transcript import (
     digest_message,
     read_transcript,
 )
-from everhold.ports.store import Change, SessionOpening, StateNamespace, StateWrite, Step
-from everhold.stores.sqlite import SqliteStore
+from everhold.ports.store import Change, SessionOpening, StateNamespace, StateWrite, Step, Store
 
 SOURCE_NAME: Final = "hermes"
 BATCH_ENTRIES: Final = 256
@@ -99,7 +98,7 @@ class ConversationImporter:
 
     def __init__(
         self,
-        store: SqliteStore,
+        store: Store,
         db: HermesDatabase,
         *,
         agent: str,

@@ -20,8 +20,7 @@ from everhold.core.ids import make_session_id
 from everhold.errors import NotFound
 from everhold.hermes.importer.places import IMPORTED_PLATFORM
 from everhold.infra.safe_folder import open_markdown
-from everhold.ports.store import Change, SessionOpening, Step
-from everhold.stores.sqlite import SqliteStore
+from everhold.ports.store import Change, SessionOpening, Step, Store
 
 NOTES_CHAT: Final = "memory-files"
 
@@ -36,7 +35,7 @@ class FactImportResult:
 
 
 async def import_facts(
-    store: SqliteStore,
+    store: Store,
     *,
     agent: str,
     target: str,
@@ -84,7 +83,7 @@ async def import_facts(
     return done
 
 
-async def _find_latest_note(store: SqliteStore, key: str) -> tuple[str, Entry | None]:
+async def _find_latest_note(store: Store, key: str) -> tuple[str, Entry | None]:
     """Return the key for the next note of an entry of a memory file, and the latest one; None if there is none.
 
     An entry has one note for each owner that imports gave it to, in this order.
@@ -97,7 +96,7 @@ async def _find_latest_note(store: SqliteStore, key: str) -> tuple[str, Entry | 
     return next_key, None if latest is None else await store.get_entry(latest[0], latest[1])
 
 
-async def _take_back_note(store: SqliteStore, entry: Entry, note: Noted, *, key: str, at: float) -> None:
+async def _take_back_note(store: Store, entry: Entry, note: Noted, *, key: str, at: float) -> None:
     """Take back a note in the session of its owner. The key makes it happen once, also after a crash."""
     if await store.find_entry_place(key) is not None:
         return
@@ -112,14 +111,14 @@ def build_note_key(agent: str, target: str, text: str) -> str:
     return f"note:{digest}"
 
 
-async def count_unknown(store: SqliteStore, *, agent: str, target: str, texts: Sequence[str]) -> int:
+async def count_unknown(store: Store, *, agent: str, target: str, texts: Sequence[str]) -> int:
     """Count the entries of a memory file that were not imported before."""
     cleaned = (strip_surrogates(text.strip())[0] for text in texts)
     keys = [build_note_key(agent, target, text) for text in cleaned if text]
     return sum([await store.find_entry_place(key) is None for key in keys])
 
 
-async def _make_opening(store: SqliteStore, session: str, agent: str, address: str) -> SessionOpening | None:
+async def _make_opening(store: Store, session: str, agent: str, address: str) -> SessionOpening | None:
     try:
         await store.get_session(session)
     except NotFound:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
-
 from everhold.app import SystemRandomSource, build_plugin_check
+from everhold.assembly import stores
 from everhold.config import Settings
 from everhold.core import memory_files
 from everhold.core.people import LOCAL_IDENTITIES, PeopleDirectory, PeoplePlanner, plan_configured_people
@@ -34,8 +33,7 @@ from everhold.hermes.reader.lineage import trace_lineage
 from everhold.infra.home import Home
 from everhold.ingress.people import list_configured_people
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, PeerRecord, Step
-from everhold.stores.sqlite import SqliteStore
+from everhold.ports.store import Change, PeerRecord, Step, Store
 
 MAX_NAMED: Final = 5
 """How many examples a line of the report names."""
@@ -91,7 +89,7 @@ class ImportJob:
     """The local user: the one who used hermes-agent in a terminal."""
     agent: str = ""
     """The agent that receives a directory of Markdown; by default the default agent."""
-    store: SqliteStore | None = None
+    store: Store | None = None
     now: float = 0.0
     owner: str = ""
     """To whom the memory files belong: an identity, or a person's name. Empty: the only person there is."""
@@ -117,7 +115,7 @@ class _ImportRun:
     """One import in progress. In a dry run `store` is a temporary copy, so the numbers are those of the import."""
 
     job: ImportJob
-    store: SqliteStore
+    store: Store
     report: ImportReport
     settler: SettingsImporter
 
@@ -150,7 +148,7 @@ async def run_import(job: ImportJob, *, progress: Callable[[int, int], None] = l
 
 
 @asynccontextmanager
-async def _open_target(job: ImportJob) -> AsyncIterator[SqliteStore]:
+async def _open_target(job: ImportJob) -> AsyncIterator[Store]:
     """Open the store to write to: the home's, or for a dry run a temporary copy of it."""
     if job.store is not None:
         yield job.store
@@ -158,27 +156,12 @@ async def _open_target(job: ImportJob) -> AsyncIterator[SqliteStore]:
     with tempfile.TemporaryDirectory(prefix="everhold-dry-run-") as folder:
         path = Path(folder) / job.home.store.name
         if job.home.store.exists():
-            _copy_database(job.home.store, path)
-        store = SqliteStore.open(path, chance=job.chance, synchronous="OFF")
+            stores.copy_store_file(job.home.store, path)
+        store = stores.open_temporary_store(path, chance=job.chance)
         try:
             yield store
         finally:
             await store.close()
-
-
-def _copy_database(source: Path, target: Path) -> None:
-    """Copy a database that another process may be writing to."""
-    try:
-        there = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
-        here = apsw.Connection(str(target))
-        try:
-            with here.backup("main", there, "main") as copy:
-                copy.step()
-        finally:
-            here.close()
-            there.close()
-    except apsw.Error as error:
-        raise StoreError(f"{source} cannot be copied for the dry run: {error}") from error
 
 
 # -- a home ------------------------------------------------------------------------------------------------------------

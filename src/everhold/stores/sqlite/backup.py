@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import apsw
 
 from everhold.errors import StoreError
+from everhold.ports.store_files import StoreCopy
 from everhold.stores.sqlite import audit, connect, damage, migrate
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
-
-
-class StoreCopy(NamedTuple):
-    """The contents of a store's file, its contradictions, and the promises that an audit finds broken in it. A copy of
-    a store with broken promises has them, too."""
-
-    path: Path
-    size_bytes: int
-    pos: int
-    sessions: int
-    entries: int
-    newest_at: float
-    """When the last entry was written."""
-    contradictions: list[str]
-    broken_promises: list[str]
-
-    @property
-    def is_sound(self) -> bool:
-        return not self.contradictions
 
 
 def make_copy(db: apsw.Connection, target: Path) -> StoreCopy:

@@ -6,29 +6,18 @@ their sessions and files. Of the rows that do not follow from entries it has tho
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import quote
 
 import apsw
 
-from everhold.errors import StoreError
+from everhold.ports.store_files import StoreIncrement
 from everhold.stores.sqlite import connect, migrate
 from everhold.stores.sqlite.errors import translate_error
 
 _WHOLE_TABLES: Final = ("state_records", "state_floor", "spending", "people_log", "persons", "identities", "peers")
 _LATE_SESSIONS: Final = "(select distinct session from store.entries where pos > :recent)"
-
-
-class StoreIncrement(NamedTuple):
-    """What an increment holds."""
-
-    after_pos: int
-    upto_pos: int
-    entries: int
-    blob_row: int
-    """The last row of the files that were copied."""
 
 
 def write_increment(
@@ -84,13 +73,3 @@ def _fill(db: apsw.Connection, store: Path, *, after_pos: int, recent_pos: int, 
     db.execute("commit")
     db.execute("detach store")
     return StoreIncrement(after_pos, upto, count, last_blob)
-
-
-def publish(partial: Path, target: Path) -> Path:
-    """Make a complete file visible under its name, on disk."""
-    migrate.sync_path(partial)
-    os.replace(partial, target)
-    migrate.sync_path(target.parent)
-    if not target.is_file():
-        raise StoreError(f"{target} was not written")
-    return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -11,8 +12,8 @@ from typing import Final, NamedTuple
 
 import apsw
 
-from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer, StoreOutdated
-from everhold.infra.home import make_private_directory
+from everhold.errors import StoreDamaged, StoreError, StoreNewer, StoreOutdated
+from everhold.infra.home import check_disk_space, make_private_directory, sync_path
 from everhold.stores.sqlite import connect, damage
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
@@ -39,6 +40,12 @@ def list_migrations() -> list[SchemaMigration]:
             number, _, name = file.name.removesuffix(".sql").partition("_")
             found.append(SchemaMigration(int(number), name, file.read_text("utf-8")))
     return sorted(found)
+
+
+@functools.cache
+def get_newest_schema() -> int:
+    """The newest schema that this build knows."""
+    return list_migrations()[-1].number
 
 
 def open_database(
@@ -108,20 +115,6 @@ def copy_database(db: apsw.Connection, target: Path) -> Path:
     os.replace(partial, chosen)
     sync_path(chosen.parent)
     return chosen
-
-
-def check_disk_space(directory: Path, size: int) -> None:
-    """Raise StoreFull if `directory` has no space for `size` bytes."""
-    if os.name == "nt":
-        return
-    disk = os.statvfs(directory)
-    free = disk.f_bavail * disk.f_frsize
-    needed = int(size * 1.05) + (1 << 20)
-    if free < needed:
-        raise StoreFull(
-            f"{directory} has {free >> 20} MB of free space, but {needed >> 20} MB are needed",
-            remedy="free some space there",
-        )
 
 
 def _create_database(path: Path, *, migrations: Sequence[SchemaMigration]) -> None:
@@ -265,14 +258,3 @@ def _find_free_path(path: Path, suffix: str) -> Path:
 
 def _has_contents(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
-
-
-def sync_path(path: Path) -> None:
-    """Sync `path` to disk. Windows cannot sync directories, so nothing is done there."""
-    if os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

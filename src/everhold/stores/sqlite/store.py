@@ -17,12 +17,15 @@ import apsw
 import msgspec
 
 from everhold.core.audit import ReportProgress, StoreAudit
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.entries import Entry, EntryKind, Heard
+from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
-from everhold.errors import NotFound, StoreError
+from everhold.errors import InvalidRequest, NotFound, StoreError
 from everhold.ports.clock import RandomSource
+from everhold.ports.hosts import AccountClaim, AccountLease, HostRecord, HostStatus
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -44,7 +47,10 @@ from everhold.ports.store import (
     StateRecord,
     Step,
 )
+from everhold.ports.store_files import StoreCopy, StoreIncrement
+from everhold.stores.notifier import LocalNotifier
 from everhold.stores.sqlite import (
+    account_leases,
     audit,
     backup as copies,
     bindings,
@@ -53,10 +59,13 @@ from everhold.stores.sqlite import (
     cursors,
     deliveries,
     entries,
+    hosts,
     increments,
     migrate,
     operations,
     people,
+    reservations,
+    restore,
     sessions,
     spending,
     state_records,
@@ -92,8 +101,11 @@ class SqliteStore:
         chance: RandomSource,
         now: Callable[[], float] = time.time,
         vfs: str | None = None,
+        exclusive: bool = True,
     ) -> None:
         self.path = path
+        self.is_exclusive = exclusive
+        self.notifier = LocalNotifier()
         self.writer = writer
         writer.bulk_writer = self._append_messages
         self._read_connection = read_connection
@@ -101,8 +113,8 @@ class SqliteStore:
         self._chance = chance
         self._now = now
         self._vfs = vfs
-        self.on_commit: Callable[[Change], None] = _ignore_commit
-        """Called with every change after its commit, for followers of the log."""
+        self.on_full: Callable[[], None] = _ignore_full_disk
+        """Called when a commit finds no space."""
         self._safe_pos: int | None = None
         self._latest = cursors.find_latest_wait_start(self._read_cursor)
         """The latest time of any write on the store's clock. If the present time is earlier, it has gone back."""
@@ -124,6 +136,7 @@ class SqliteStore:
         migrations: Sequence[migrate.SchemaMigration] | None = None,
         vfs: str | None = None,
         watched: Sequence[Path] = (),
+        exclusive: bool = True,
     ) -> Self:
         """Open the database at `path`. Create or upgrade it if needed. Refuse a damaged or too new one without changing
         it.
@@ -133,7 +146,8 @@ class SqliteStore:
         `inline` commits on the caller's thread, for the simulator. Before an upgrade, a checked copy is made in
         `backups` (by default beside the database). `patience` is how many seconds to wait for another process's lock.
         `migrations` and `vfs` are for tests. `watched` are other files, such as the home's lock: if one of them is
-        deleted or replaced while the store is open, nothing is acknowledged any more.
+        deleted or replaced while the store is open, nothing is acknowledged any more. `exclusive`: no other process
+        works on the file meanwhile.
         """
         path = Path(path).absolute()
         # The watermark proves a loss only if every commit is synced.
@@ -168,7 +182,15 @@ class SqliteStore:
             writer: InlineWriter | ThreadWriter = InlineWriter(db, path)
         else:
             writer = ThreadWriter(db, path, mark, files=StoreFiles(path, watched=watched), patience=patience)
-        store = cls(path, writer=writer, read_connection=read_connection, chance=chance, now=now, vfs=vfs)
+        store = cls(
+            path,
+            writer=writer,
+            read_connection=read_connection,
+            chance=chance,
+            now=now,
+            vfs=vfs,
+            exclusive=exclusive,
+        )
         store.upgrade_backup = saved[0] if saved else None
         if had_power_cut and not inline:
             store._safe_pos = newest + MAX_LOST_ENTRIES
@@ -178,6 +200,15 @@ class SqliteStore:
     def _cursor(self) -> apsw.Cursor:
         """The cursor to read with: the writer's connection while it is on this thread, because its cache is warm."""
         return self.writer.read_cursor or self._read_cursor
+
+    @property
+    def schema_version(self) -> int:
+        return migrate.get_newest_schema()
+
+    @property
+    def files(self) -> Self:
+        """How to copy the file."""
+        return self
 
     @property
     def broken(self) -> StoreError | None:
@@ -206,7 +237,8 @@ class SqliteStore:
             done = await self.writer.write(job, urgent=urgent, light=_is_light(change), durable=durable)
             if self._safe_pos is not None and change.entries and not done.duplicate and durable:
                 self._safe_pos = None
-        self.on_commit(change)
+        if self.notifier.has_subscribers:
+            self.notifier.publish(build_commit_hint(change, done.claims))
         return done
 
     def _apply_change(self, change: Change, cur: apsw.Cursor) -> CommitResult:
@@ -285,12 +317,63 @@ class SqliteStore:
         )
 
     async def revoke_leases(self, *, owner: str) -> int:
+        if not self.is_exclusive:
+            raise InvalidRequest("leases of other hosts can only be ended in a store that no other process uses")
+
         def job(cur: apsw.Cursor) -> int:
             # another process may have written since this store was opened, with another clock
             self._latest = max(self._latest, cursors.find_latest_wait_start(cur))
             return cursors.revoke_leases(cur, owner=owner, at=self._now())
 
         return await self.writer.write(job)
+
+    async def reserve_spending(
+        self, holds: Sequence[BudgetHold], *, id: str, day: str, usd: float, tokens: int, lease: float
+    ) -> BudgetRefusal | None:
+        def job(cur: apsw.Cursor) -> BudgetRefusal | None:
+            return reservations.reserve(
+                cur, holds, id=id, day=day, usd=usd, tokens=tokens, at=self._read_clock(), lease=lease
+            )
+
+        return await self.writer.write(job, urgent=True, light=True, durable=False)
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        wanted = list(ids)
+        return await self.writer.write(
+            lambda cur: reservations.renew(cur, wanted, at=self._read_clock(), lease=lease), durable=False
+        )
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        wanted = list(ids)
+        await self.writer.write(lambda cur: reservations.release(cur, wanted), light=True, durable=False)
+
+    async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
+        return await self.renew_leases(claims, owner=owner, lease=0.0)
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        return await self.writer.write(
+            lambda cur: account_leases.claim_account(cur, account, owner=owner, at=self._now(), lease=lease)
+        )
+
+    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
+        wanted = list(claims)
+        return await self.writer.write(
+            lambda cur: account_leases.renew_accounts(cur, wanted, at=self._now(), lease=lease)
+        )
+
+    async def release_account(self, claim: AccountClaim) -> bool:
+        return await self.writer.write(lambda cur: account_leases.release_account(cur, claim))
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        return await self.writer.write(lambda cur: hosts.register_host(cur, host, at=self._now(), lease=lease))
+
+    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
+        return await self.writer.write(
+            lambda cur: hosts.renew_host(cur, id, at=self._now(), lease=lease, is_draining=is_draining)
+        )
+
+    async def remove_host(self, id: str) -> None:
+        await self.writer.write(lambda cur: hosts.remove_host(cur, id))
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         return await self.writer.write(lambda cur: cursors.retry_now(cur, at=self._read_clock(), held=held))
@@ -511,6 +594,12 @@ class SqliteStore:
         rows = self._fetch_rows(deliveries.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
         return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
+    async def list_account_leases(self) -> list[AccountLease]:
+        return self._translate_errors(lambda: account_leases.list_account_leases(self._cursor, at=self._now()))
+
+    async def list_hosts(self) -> list[HostStatus]:
+        return self._translate_errors(lambda: hosts.list_hosts(self._cursor, at=self._now()))
+
     async def get_time(self) -> float:
         return self._now()
 
@@ -542,6 +631,9 @@ class SqliteStore:
         self, namespace: StateNamespace | None = None, *, scope: str | None = None
     ) -> list[StateRecord]:
         return self._translate_errors(lambda: state_records.list_state_records(self._cursor, namespace, scope=scope))
+
+    async def get_state_version(self) -> int:
+        return self._translate_errors(lambda: state_records.read_state_version(self._cursor))
 
     async def get_spend(self, budget: str, day: str) -> BudgetSpend:
         return self._translate_errors(lambda: spending.read_spend(self._cursor, budget, day))
@@ -600,19 +692,23 @@ class SqliteStore:
         """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""
         return (await self.make_copy(target)).path
 
-    async def make_copy(self, target: Path) -> copies.StoreCopy:
+    async def make_copy(self, target: Path) -> StoreCopy:
         """Copy everything committed, and inspect the copy."""
         return await self._read_in_thread(lambda db: copies.make_copy(db, target))
 
     async def write_increment(
         self, target: Path, *, after_pos: int, recent_pos: int, blob_row: int
-    ) -> increments.StoreIncrement | None:
+    ) -> StoreIncrement | None:
         """Write what was committed after `after_pos` to a file; None if there is nothing."""
         return await self._read_in_thread(
             lambda _: increments.write_increment(
                 self.path, target, after_pos=after_pos, recent_pos=recent_pos, blob_row=blob_row
             )
         )
+
+    def read_last_blob_row(self, copy: Path) -> int:
+        """The last row of the files that a copy contains."""
+        return restore.query_number(copy, "select max(rowid) from blobs")
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         found = self._fetch_rows("select session, seq, op from entries where dedup = ?", (dedup,))
@@ -683,4 +779,4 @@ def _has_content(file: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
 
 
-def _ignore_commit(change: Change) -> None: ...
+def _ignore_full_disk() -> None: ...
