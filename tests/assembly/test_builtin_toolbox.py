@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from everhold.app import get_local_user
 from everhold.core.entries import Called, Returned, ToolCall
 from everhold.infra.child_process import ChildProcesses, SandboxKind
 from everhold.testing.model_server import ModelServer, ModelServerReply
@@ -26,7 +27,7 @@ async def test_files_and_shell_are_offered_to_an_agent_that_names_them(tmp_path:
             ToolCall(id="2", tool="shell", arguments={"command": "cat a.txt; ls ../../../.env"}),
         )
         server.add_steps(ModelServerReply(calls=calls), ModelServerReply(text="done"))
-        session = (await gateway.send_message("do it")).session
+        session = (await gateway.send_message("do it", who=get_local_user())).session
         assert await gateway.wait_for_replies(session) == ["done"]
         written, listed = await gateway.read_bodies(session, Returned)
         assert not written.error
@@ -43,10 +44,10 @@ async def test_files_and_shell_are_offered_to_an_agent_that_names_them(tmp_path:
 
 
 async def test_they_are_off_by_default(tmp_path: Path) -> None:
-    async with ModelServer(key=KEY) as server, RunningGateway(tmp_path, config(server, ["memory"])) as gateway:
+    async with ModelServer(key=KEY) as server, RunningGateway(tmp_path, config(server, ["attach"])) as gateway:
         await gateway.send_and_wait("hello")
         offered = {tool["function"]["name"] for tool in server.requests[0].json["tools"]}
-        assert offered == {"memory"}
+        assert offered == {"attach"}
 
 
 async def test_without_a_sandbox_the_shell_is_not_offered_and_status_says_why(
@@ -57,9 +58,9 @@ async def test_without_a_sandbox_the_shell_is_not_offered_and_status_says_why(
 
     monkeypatch.setattr(ChildProcesses, "_working", set())
     monkeypatch.setattr(ChildProcesses, "_is_working", fail)
-    async with ModelServer(key=KEY) as server, RunningGateway(tmp_path, config(server, ["memory", "shell"])) as gateway:
+    async with ModelServer(key=KEY) as server, RunningGateway(tmp_path, config(server, ["attach", "shell"])) as gateway:
         await gateway.send_and_wait("hello")
-        assert {tool["function"]["name"] for tool in server.requests[0].json["tools"]} == {"memory"}
+        assert {tool["function"]["name"] for tool in server.requests[0].json["tools"]} == {"attach"}
         (problem,) = [it for it in gateway.app.describe()["problems"] if it["key"] == "agents.main.shell"]
         assert "no sandbox works here" in problem["message"]
         assert "install bubblewrap" in problem["remedy"]

@@ -40,6 +40,8 @@ from everhold.ports.tool import Tool
 AmountT = TypeVar("AmountT", int, float)
 
 DEFAULT_TEXT_LIMIT: Final = 4_000
+LOCAL_IDENTITY: Final = "local"
+"""The platform in the identity of a person at a terminal of this machine."""
 
 BASE_PROMPT: Final = (
     "You talk with people through a gateway called everhold. Everything said here is kept, so you may refer to it. "
@@ -323,8 +325,8 @@ class ConfiguredAgents:
     def _is_operator(self, identity: str) -> bool:
         """Return whether an identity is that of an operator: of this machine's user, or of an operator token."""
         platform, _, sender = identity.partition(":")
-        if platform == "terminal":
-            return True
+        if platform == LOCAL_IDENTITY:
+            return sender == self.local_user
         tokens = self.settings.http.tokens
         operators = {self.local_user, *(it.person or it.name for it in tokens if it.role == "operator")}
         return platform == "http" and sender in operators
