@@ -377,6 +377,8 @@ class PersonSettings(ConfigSection):
     """The person's name in everhold."""
     identities: tuple[IdentityText, ...] = ()
     """The person's identities: `platform:id`, with ids that cannot be changed."""
+    timezone: TimezoneName | None = None
+    """The person's time zone, in which the agent is told the time; `timezone` if not given."""
 
 
 class AccessSettings(ConfigSection):
@@ -618,7 +620,7 @@ class Settings(ConfigSection):
     store: StoreKind = "sqlite"
     """Where the log is kept. `sqlite`, a file in the home, is the only store so far."""
     timezone: TimezoneName = "UTC"
-    """The time zone of budgets and schedules."""
+    """The time zone of budgets and schedules, and in which agents are told the time."""
     http: HttpSettings = HttpSettings()
     """The console, the API, and who may use them."""
     models: ModelTable[ModelSettings] = Field(default_factory=make_empty_mapping)
@@ -684,6 +686,12 @@ class Settings(ConfigSection):
     def identities(self) -> Mapping[str, str]:
         """The configured person of each `platform:id`."""
         return MappingProxyType({id: person.name for person in self.people for id in person.identities})
+
+    @cached_property
+    def person_zones(self) -> Mapping[str, str]:
+        """The time zone of each `platform:id` whose person has one."""
+        zones = {id: it.timezone for it in self.people if it.timezone for id in it.identities}
+        return MappingProxyType(zones)
 
     def list_aliases(self, name: str) -> tuple[str, ...]:
         """Return the name and all identities of the person with this name or identity."""

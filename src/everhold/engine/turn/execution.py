@@ -533,7 +533,8 @@ class TurnExecution:
         if isinstance(decision, CutTurn):
             return TurnCutShort(decision.outcome)
         if isinstance(decision, SteerTurn):
-            event = await self._commit_bodies((Took(takes=decision.takes),))
+            clock = self.runtime.describe_time(self.stamp)
+            event = await self._commit_bodies((Took(takes=decision.takes, clock=clock),))
             await self._consume_seqs(decision.takes)
             return event
         return None
