@@ -54,6 +54,8 @@ SHARED_POLL_SECONDS: Final = 0.5
 SUSPECT_POLL_SECONDS: Final = 1.0
 """The shortest time between two checks while due cursors are held back, because of a turn that may end the process."""
 UNAVAILABLE_RETRY_SECONDS: Final = 60.0
+HAND_OVER_SECONDS: Final = 5.0
+"""How long a drain waits for cancelled workers before other hosts may take their cursors over."""
 MEMORY_CONSUMERS: Final = (f"{consumers.MEMORY_PREFIX}*",)
 
 
@@ -278,6 +280,19 @@ class WorkerSupervisor:
         await self._pause_turns()
         for task in list(self.tasks):
             task.cancel()
+        if not self.gates.store.is_exclusive:
+            await self._hand_over_cursors()
+
+    async def _hand_over_cursors(self) -> None:
+        """End the leases of the workers that were cancelled, so that other hosts need not wait for their end."""
+        left = dict(self.tasks)
+        if not left:
+            return
+        await asyncio.wait(left, timeout=HAND_OVER_SECONDS)  # a worker that still commits must not lose its lease
+        try:
+            await self.gates.store.hand_over_leases(list(left.values()), owner=self.gates.owner)
+        except StoreError as error:
+            self.gates.log.error("store.failed", what="drain", error=error)
 
     async def _pause_turns(self) -> None:
         """Record that running turns did not end this process, so that their next start does not count."""

@@ -17,8 +17,9 @@ from everhold.core.entries import Began, ChatLocation, EntryKind, Erased, Heard,
 from everhold.core.erasure import PersonErasure
 from everhold.core.people import PERSON_MEMBER
 from everhold.errors import Overloaded, Transient
+from everhold.ports.hosts import AccountClaim, make_account_name
 from everhold.ports.memory import ErasureState, MemoryQuery
-from everhold.ports.store import Change, Claim, CommitResult, StateNamespace, Step
+from everhold.ports.store import Change, Claim, CommitResult, StateNamespace, Step, split_state_scope
 from everhold.testing.sim.people_record import PeopleRecord
 from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
 
@@ -30,6 +31,8 @@ TOKEN_PATTERN: Final = re.compile(r"\bc\d+\.m\d+(?:e\d+)?\b")
 SECRET_PATTERN: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
 """A secret in a simulated message that may be erased later."""
 
+POLL_OFFSET: Final = "updates"
+"""The key of the offset of an account that one host at a time polls."""
 TOLERANCE_SECONDS: Final = 0.05
 """The allowed difference between clocks and commits."""
 FORGET_REASON: Final = "a person was forgotten"
@@ -90,6 +93,13 @@ class InvariantWitness:
         self.complaints: list[str] = []
         """Errors that the processes logged."""
         self.holders: dict[tuple[str, str], tuple[str, int]] = {}
+        self.lease_ends: dict[tuple[str, str], tuple[float, float]] = {}
+        """(consumer, session) -> the beginning and the end of its lease, on the store's clock."""
+        self.account_claims: dict[str, AccountClaim] = {}
+        self.account_ends: dict[str, tuple[float, float]] = {}
+        """Account -> the beginning and the end of its lease, on the store's clock."""
+        self.offsets: dict[str, int] = {}
+        """Scope of an account that one host polls -> its stored offset."""
         self.session_of: dict[str, str] = {}
         """token -> the session it was heard in."""
         self.erased: dict[str, float] = {}
@@ -171,6 +181,7 @@ class InvariantWitness:
         self._check_reply_after_unlink(process, change)
         self._check_peers(process, change)
         self._check_erasure(change)
+        self._check_offset(process, change)
         for callback in self.on_commit:
             callback(change)
         if done.duplicate:
@@ -219,10 +230,14 @@ class InvariantWitness:
         if change.cursor is not None and change.cursor.release:
             self.holders.pop((claim.consumer, claim.session), None)
 
-    def record_claims(self, process: SimProcess, claims: list[Claim]) -> None:
+    def record_claims(self, process: SimProcess, claims: list[Claim], *, lease: float) -> None:
+        now = self.world.now()
         for claim in claims:
             cursor = (claim.consumer, claim.session)
             before = self.holders.get(cursor)
+            if before is not None and process.is_remote and before[0] != process.name:
+                self._check_lease_ended(f"{claim.consumer} of {claim.session}", before[0], self.lease_ends.get(cursor))
+            self.lease_ends[cursor] = (now, now + lease)
             over = f" over from {before[0]}" if before else ""
             self.world.record(process.name, f"takes {claim.consumer} of {claim.session}{over} (fence {claim.fence})")
             if before is not None:
@@ -235,6 +250,59 @@ class InvariantWitness:
         at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
         if before[0] == process.name and (claim.name, before[1]) in at_work:
             self.report_problem(f"{process.name} took {claim.consumer} of {claim.session} from its own running worker")
+
+    def record_renewal(self, claims: list[Claim], count: int, *, owner: str, lease: float) -> None:
+        now = self.world.now()
+        for claim in claims:
+            cursor = (claim.consumer, claim.session)
+            if self.holders.get(cursor, ("", 0))[0] == owner:
+                self.lease_ends[cursor] = (now, now + lease)
+
+    def _check_lease_ended(self, what: str, holder: str, lease: tuple[float, float] | None) -> None:
+        """Check that what a host takes from another one has a lease that ended on the store's clock."""
+        now = self.world.now()
+        if lease is not None and lease[0] <= now < lease[1] - TOLERANCE_SECONDS:
+            self.report_problem(f"{what} was taken from {holder}, whose lease lasts {lease[1] - now:.1f} s more")
+
+    # -- accounts
+
+    def record_account_claim(self, claim: AccountClaim | None, *, lease: float) -> None:
+        if claim is None:
+            return
+        former = self.account_claims.get(claim.account)
+        if former is not None and former.owner != claim.owner:
+            self._check_lease_ended(claim.account, former.owner, self.account_ends.get(claim.account))
+            self.world.stats["accounts taken over"] += 1
+        self.world.record(claim.owner, f"receives for {claim.account} (fence {claim.fence})")
+        self.account_claims[claim.account] = claim
+        self.account_ends[claim.account] = (self.world.now(), self.world.now() + lease)
+
+    def record_account_renewal(self, claims: list[AccountClaim], *, lease: float) -> None:
+        for claim in claims:
+            if self.account_claims.get(claim.account) == claim:
+                self.account_ends[claim.account] = (self.world.now(), self.world.now() + lease)
+
+    def record_account_release(self, claim: AccountClaim, done: bool) -> None:
+        if done and self.account_claims.get(claim.account) == claim:
+            del self.account_claims[claim.account]
+            self.world.stats["accounts released"] += 1
+
+    def _check_offset(self, process: SimProcess, change: Change) -> None:
+        """Check that only the holder of a polled account moves its offset, and never back."""
+        for write in change.state_writes:
+            if write.namespace is not StateNamespace.PLATFORM_OFFSET or write.key != POLL_OFFSET or not write.value:
+                continue
+            platform, account = split_state_scope(write.scope)
+            holder = self.account_claims.get(make_account_name(platform, account))
+            if holder is None or holder.owner != process.name or change.account != holder:
+                self.report_problem(
+                    f"{process.name} moved the offset of {write.scope} under {change.account}, "
+                    f"but the account is held by {holder}"
+                )
+            before = self.offsets.get(write.scope, 0)
+            self.offsets[write.scope] = int(write.value)
+            if int(write.value) < before:
+                self.report_problem(f"{process.name} moved the offset of {write.scope} back to {write.value}")
 
     # -- people
 

@@ -89,6 +89,8 @@ class SimMutant(Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     """What a schedule needs to find it soon, in place of what its seed draws: a bug that needs a power cut is not found
     without one."""
+    hosts: bool = False
+    """It needs several hosts on one store."""
 
 
 # -- ingress -----------------------------------------------------------------------------------------------------------
