@@ -22,7 +22,7 @@ from everhold.engine.memory_client import MemoryClient
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import StoreError
 from everhold.ingress.accept import MessageAcceptor
-from everhold.ports.hosts import CommitHint
+from everhold.ports.hosts import CommitHint, HostRecord, HostVersion
 from everhold.ports.platform import Platform, SupportsDrafts
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
@@ -52,6 +52,7 @@ MAX_CALM_SECONDS: Final = 3 * 3_600.0
 MAX_PROCESSES: Final = 24
 MAX_IDLE_SECONDS: Final = 20.0
 DRAIN_SECONDS: Final = 20.0
+HOST_LEASE_SECONDS: Final = 15.0
 MAX_HINT_SECONDS: Final = 5.0
 """The longest time that a hint takes to another host."""
 
@@ -238,9 +239,11 @@ class SimHost:
         if world.draw_chance(profile.jump):
             world.jump_clock()
         for process in list(self.serving):
-            if world.draw_chance(profile.partition) and process.alive:
+            is_early = world.loop.time() < profile.fault_seconds
+            if is_early and world.draw_chance(profile.partition) and process.alive:
                 process.cut_off(world.draw_partition_seconds())
-            if process.alive and process.name in self.supervisors and world.draw_chance(profile.drain):
+            can_drain = is_early and process.alive and process.name in self.supervisors
+            if can_drain and world.draw_chance(profile.drain):
                 self._drain_process(process)
             elif process.dead:
                 self._replace_process(process, "crashed")
@@ -267,6 +270,8 @@ class SimHost:
         for listener in self.listeners.pop(process.name, ()):
             listener.cancel()
         await self.supervisors[process.name].drain(DRAIN_SECONDS)
+        with contextlib.suppress(StoreError):
+            await self.supervisors[process.name].gates.store.remove_host(process.name)
         if not process.dead:
             process.die()
 
@@ -391,6 +396,8 @@ class SimHost:
         control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=erasures)
         forgetter = parts.forgetter(control, agents=lambda: ("main",))
         try:
+            if process.is_remote:
+                await self._join_hosts(process, gates)
             await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
         except StoreError as error:
             self.world.record(process.name, f"cannot start: {error}")
@@ -410,6 +417,22 @@ class SimHost:
             listen = functools.partial(listener.listen, accept)
             task = start(supervisor.keep_running(f"listen {platform.name}", listen))
             self.listeners.setdefault(process.name, []).append(task)
+
+    async def _join_hosts(self, process: SimProcess, gates: SimGates) -> None:
+        """Register a host, and keep its registration."""
+        version = HostVersion("0.1.0", gates.store.schema_version)
+        record = HostRecord(id=process.name, name=process.name, version=version)
+        others = await gates.store.register_host(record, lease=HOST_LEASE_SECONDS)
+        self.world.record(process.name, f"joins {len(others)} hosts")
+
+        async def keep_renewing() -> None:
+            while True:
+                await gates.sleep(HOST_LEASE_SECONDS / 3)
+                with contextlib.suppress(StoreError):
+                    if not await gates.store.renew_host(process.name, lease=HOST_LEASE_SECONDS):
+                        await gates.store.register_host(record, lease=HOST_LEASE_SECONDS)
+
+        self.world.loop.create_task(keep_renewing())
 
     def _pass_hint(self, process: SimProcess, tail: LogTail, wakeups: Wakeups, hint: CommitHint) -> None:
         """Pass a hint to the process that committed, and sometimes late or twice to other hosts."""

@@ -294,7 +294,7 @@ class InvariantWitness:
                 continue
             platform, account = split_state_scope(write.scope)
             holder = self.account_claims.get(make_account_name(platform, account))
-            if holder is None or holder.owner != process.name or change.account != holder:
+            if holder is None or holder.owner != process.name:
                 self.report_problem(
                     f"{process.name} moved the offset of {write.scope} under {change.account}, "
                     f"but the account is held by {holder}"
