@@ -46,7 +46,7 @@ def test_leases_of_others_are_ended_only_in_an_exclusive_store(tmp_path: Path) -
 
 
 class TestSqlitePair(StorePairContract):
-    """As in the simulator. With writer threads, a store takes it for damage if another one empties the write-ahead log."""
+    """As in the simulator. A store with a writer thread takes it for damage if another one empties the log file."""
 
     def open_pair(self, home: Path, now: Callable[[], float]) -> tuple[Store, Store]:
         return open_shared_store(home, now), open_shared_store(home, now)
