@@ -98,6 +98,9 @@ class OutcomeUnknown(StoreError):
     anew from what the store says then.
     """
 
+    requested_wait: float | None = None
+    """The mandatory delay that the change would have stored. Whoever decides anew must not shorten it."""
+
 
 class StoreDamaged(StoreError):
     """The database is corrupt."""

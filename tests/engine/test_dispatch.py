@@ -14,7 +14,7 @@ from everhold.app import SystemClock
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import ChatLocation, Heard
 from everhold.engine.gates import Gates, Wakeups
-from everhold.engine.supervisor import LEASE_SECONDS
+from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import Overloaded, StoreBusy, StoreError, StoreFull, Transient
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import IncomingMessage
@@ -288,6 +288,8 @@ async def test_a_cancelled_accept_still_starts_a_worker_for_its_cursor(tmp_path:
         def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
             taken.extend(claims)
 
+        def expect_strays(self) -> None: ...
+
     async def reception(_: IncomingMessage) -> AdmissionDecision:
         return AdmissionDecision(agent="main", identity="ada")
 
@@ -352,3 +354,29 @@ def test_a_stop_without_running_work_takes_no_time(gateway: InProcessGateway) ->
     asked = gateway.loop.time()
     gateway.run(gateway.process.supervisor.drain(30.0))
     assert gateway.loop.time() - asked < 0.2
+
+
+def test_a_stop_hands_its_cursors_over_to_other_hosts(gateway: InProcessGateway) -> None:
+    gateway.runtimes.model = HeldModel()
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time()
+    assert gateway.process is not None
+    disk, supervisor = gateway.process.disk, gateway.process.supervisor
+    disk.is_exclusive = False
+    gateway.run(supervisor.drain(1.0))
+    assert not supervisor.tasks
+    claims = gateway.run(disk.claim_cursors(owner="another host", lease=60.0, limit=9))
+    assert [(claim.consumer, claim.taken_over) for claim in claims] == [("turn", True)]
+
+
+def test_hosts_on_one_store_poll_more_often_and_release_nothing_of_each_other(gateway: InProcessGateway) -> None:
+    assert gateway.process is not None
+    gates = gateway.process.gates
+    wakeups, runtimes = gateway.process.wakeups, gateway.runtimes
+    alone = WorkerSupervisor(gates, runtimes=runtimes, wakeups=wakeups)
+    gateway.process.disk.is_exclusive = False
+    shared = WorkerSupervisor(gates, runtimes=runtimes, wakeups=wakeups)
+    assert (alone.has_no_rivals, shared.has_no_rivals) == (True, False)
+    assert 0.25 <= shared.poll_seconds <= 1.0 < alone.poll_seconds
+    gateway.run(shared.drain(0.0))
+    assert shared.released_upto == float("-inf")

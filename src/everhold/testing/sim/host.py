@@ -19,7 +19,7 @@ from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.gates import Wakeups
 from everhold.engine.memory.peers import build_peer_registry
 from everhold.engine.memory_client import MemoryClient
-from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
+from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import StoreError
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.hosts import CommitHint, HostRecord, HostVersion
@@ -52,6 +52,8 @@ MAX_CALM_SECONDS: Final = 3 * 3_600.0
 MAX_PROCESSES: Final = 24
 MAX_IDLE_SECONDS: Final = 20.0
 DRAIN_SECONDS: Final = 20.0
+MAX_STRAY_SECONDS: Final = 60.0
+"""How long a host may hold a cursor that it does not know of: until it noticed the lost connection and tried again."""
 HOST_LEASE_SECONDS: Final = 15.0
 MAX_HINT_SECONDS: Final = 5.0
 """The longest time that a hint takes to another host."""
@@ -298,8 +300,8 @@ class SimHost:
                 self._idle[consumer, session, _] = 0.0
 
     def _get_max_idle_seconds(self) -> float:
-        """After a lost connection a host may hold a cursor that it does not know of, until the lease ends."""
-        return MAX_IDLE_SECONDS + (LEASE_SECONDS if self.world.profile.unknown_outcome else 0.0)
+        """After a lost connection a host looks for cursors that it does not know of."""
+        return MAX_IDLE_SECONDS + (MAX_STRAY_SECONDS if self.world.profile.unknown_outcome else 0.0)
 
     def _replace_process(self, process: SimProcess, why: str) -> None:
         if len(self.processes) >= MAX_PROCESSES and not process.dead:

@@ -21,7 +21,7 @@ from everhold.ports.hosts import AccountClaim, make_account_name
 from everhold.ports.memory import ErasureState, MemoryQuery
 from everhold.ports.store import Change, Claim, CommitResult, StateNamespace, Step, split_state_scope
 from everhold.testing.sim.people_record import PeopleRecord
-from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
+from everhold.testing.sim.world import MAX_HANG_SECONDS, NO_ORIGIN, REQUEST_ORIGIN, SimWorld
 
 if TYPE_CHECKING:
     from everhold.testing.sim.process import SimProcess
@@ -37,7 +37,9 @@ TOLERANCE_SECONDS: Final = 0.05
 """The allowed difference between clocks and commits."""
 FORGET_REASON: Final = "a person was forgotten"
 PEOPLE_GRACE_SECONDS: Final = 1.0
-"""How long after a change of people a commit or a request may follow that was decided before it."""
+"""`InvariantWitness.people_grace` on a store that answers at once."""
+CALLS_PER_DECISION: Final = 40
+"""The most calls of the store, each way, between a decision and its commit."""
 ERASURE_GRACE_SECONDS: Final = 45.0
 """How long after an erasure a request may arrive that was in progress when the erasure was committed."""
 
@@ -89,6 +91,10 @@ class InvariantWitness:
 
     def __init__(self, world: SimWorld) -> None:
         self.world = world
+        profile = world.profile
+        network = CALLS_PER_DECISION * profile.store_delay + (MAX_HANG_SECONDS if profile.partition else 0.0)
+        self.people_grace = PEOPLE_GRACE_SECONDS + network
+        """How long after a change of people a commit or a request may follow that was decided before it."""
         self.problems: list[str] = []
         self.complaints: list[str] = []
         """Errors that the processes logged."""
@@ -308,7 +314,7 @@ class InvariantWitness:
 
     def _has_just_woken(self, process: str) -> bool:
         """Return whether a process was stalled a moment ago, so that it may act on what it read before."""
-        return self.world.loop.time() - self.world.woke_at.get(process, float("-inf")) < PEOPLE_GRACE_SECONDS
+        return self.world.loop.time() - self.world.woke_at.get(process, float("-inf")) < self.people_grace
 
     def _check_reply_after_unlink(self, process: SimProcess, change: Change) -> None:
         """Check that no turn replies that began before an unlink of one of its senders."""
@@ -316,7 +322,7 @@ class InvariantWitness:
             return
         epoch, senders = self._read_turn(change.session, change.op or 0)
         for parting in self.people.partings:
-            late = self.world.loop.time() - parting.at > PEOPLE_GRACE_SECONDS and not self._has_just_woken(process.name)
+            late = self.world.loop.time() - parting.at > self.people_grace and not self._has_just_woken(process.name)
             if parting.n > epoch and late and senders & parting.identities:
                 names = ", ".join(sorted(senders & parting.identities))
                 self.report_problem(
@@ -351,7 +357,7 @@ class InvariantWitness:
                     continue
                 query = "select peer from peers where memory = ? and identity = ? order by from_pos desc limit 1"
                 peer = self._connection.execute(query, (memory, identity)).get
-                if peer != edit.peer and self.world.loop.time() - edit.at > PEOPLE_GRACE_SECONDS:
+                if peer != edit.peer and self.world.loop.time() - edit.at > self.people_grace:
                     self.report_problem(f"{memory} calls {identity} {peer!r}, but is configured to say {edit.peer!r}")
 
     def _check_erasure(self, change: Change) -> None:
@@ -396,10 +402,10 @@ class InvariantWitness:
     def check_present(self, query: MemoryQuery) -> None:
         """Check that a search is for all identities of the people present, as they were when it was sent."""
         sent = REQUEST_ORIGIN.get(NO_ORIGIN)
-        if self.world.woke_at.get(sent.process, float("-inf")) > sent.sent_at - PEOPLE_GRACE_SECONDS:
+        if self.world.woke_at.get(sent.process, float("-inf")) > sent.sent_at - self.people_grace:
             return
         found = [frozenset(group) for group in query.present.groups]
-        for directory in self.people.list_directories_since(sent.sent_at - PEOPLE_GRACE_SECONDS):
+        for directory in self.people.list_directories_since(sent.sent_at - self.people_grace):
             if found == [frozenset(group) for group in directory.expand_audience(query.audience).groups]:
                 return
         self.report_problem(f"a search for {query.audience} was sent for {query.present.list_members()}")

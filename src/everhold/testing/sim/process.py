@@ -20,7 +20,7 @@ from everhold.ports.hosts import AccountClaim, CommitHint, HostRecord, HostStatu
 from everhold.ports.store import Change, Claim, CommitResult, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim.power_loss import record_next_commit
-from everhold.testing.sim.world import RequestOrigin, SimLogger, SimRandom, SimWorld
+from everhold.testing.sim.world import MAX_HANG_SECONDS, RequestOrigin, SimLogger, SimRandom, SimWorld
 
 if TYPE_CHECKING:
     from everhold.testing.sim.invariants import InvariantWitness
@@ -38,7 +38,6 @@ READ_PREFIXES: Final = ("audit", "count_", "find_", "get_", "last_", "list_", "r
 STORE_PROPERTIES: Final = {name for name, value in vars(Store).items() if isinstance(value, property)}
 HANG_PROBABILITY: Final = 0.3
 """The probability that a call to an unreachable store does not fail at once."""
-MAX_HANG_SECONDS: Final = 30.0
 MAX_LATE_SECONDS: Final = 3.0
 """How long after its caller lost the connection a commit may still be applied."""
 READ_YIELD_PROBABILITY = 0.1

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 EPOCH: Final = 1_800_000_000.0
 MAX_STALL_SECONDS: Final = 400.0
+MAX_HANG_SECONDS: Final = 30.0
+"""How long a call may take that does not reach the store."""
 _SESSION_PATTERN: Final = re.compile(r"\b[0-9a-hjkmnp-tv-z]{26}\b")
 
 
