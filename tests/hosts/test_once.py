@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from everhold.engine.gates import Gates
 from everhold.engine.memory.backfill import SharedBackfillRateLimit
 from everhold.errors import Conflict, NotFound, Refused
 from everhold.ingress.schedules import ScheduleRunner
-from everhold.ports.store import Change, StateNamespace, StateWrite, Step
+from everhold.ports.store import Change, StateNamespace, StateRecord, StateWrite, Step
 from tests.hosts.test_work import SimulatedHosts
 from tests.ingress.harness import IngressHarness, ManualClock
 
@@ -126,13 +127,28 @@ HTTP = parse_settings(
 ).http
 
 
+def slow_down_reads(gates: Gates) -> None:
+    """Let time pass between a read of a state record and what follows from it."""
+    read = gates.store.get_state_record
+
+    async def read_slowly(*where: Any, **more: Any) -> StateRecord | None:
+        found = await read(*where, **more)
+        await asyncio.sleep(1.0)
+        return found
+
+    gates.store.get_state_record = read_slowly  # type: ignore[method-assign]
+
+
 def open_logins(gates: Gates) -> LoginRegistry:
     return LoginRegistry(gates.store, clock=gates.clock, chance=gates.chance, local="me", settings=lambda: HTTP)
 
 
 def test_a_login_code_is_used_once_by_two_hosts(hosts: SimulatedHosts) -> None:
     async def play() -> None:
-        here, there = (open_logins(hosts.open()) for _ in range(2))
+        both = [hosts.open() for _ in range(2)]
+        for gates in both:
+            slow_down_reads(gates)
+        here, there = map(open_logins, both)
         credential = find_credential_by_name("ops", HTTP, local="me")
         assert credential is not None
         code, _ = await here.create_code(credential)
