@@ -6,7 +6,7 @@ from everhold.core.builtin_tools import BUILTIN_TOOLS, OWN_WORDS_TOOLS, SELECTAB
 
 
 def test_each_column_has_its_documented_tools() -> None:
-    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send", "files", "schedule", "shell")
+    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send", "files", "schedule", "shell", "web_fetch")
     assert {"memory", "remember", "conclude", "send", "file_write", "file_edit", "schedule"} == OWN_WORDS_TOOLS
 
 

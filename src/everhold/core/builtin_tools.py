@@ -40,6 +40,7 @@ BUILTIN_TOOLS: Final = (
     BuiltinTool(name="file_edit", selectable=False, own_words=True, part_of="files"),
     BuiltinTool(name="schedule", selectable=True, own_words=True, writes_state=True),
     BuiltinTool(name="shell", selectable=True, own_words=False, command="command"),
+    BuiltinTool(name="web_fetch", selectable=True, own_words=False, sends="url"),
 )
 
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
