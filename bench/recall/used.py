@@ -290,7 +290,7 @@ async def ask_over_http(
                 recorded.request("GET", "/last")
                 request = json.loads(recorded.getresponse().read())
                 shown = [str(it["content"]) for it in request["messages"] if it["role"] != "system"]
-                block = "\n".join(text for text in shown if text.startswith("<"))
+                block = next((text[text.index("<recalled ") :] for text in shown if "<recalled " in text), "")
                 answered.append(
                     Answered(
                         kind=question.kind,
