@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -32,7 +32,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.session_access import find_session_start, is_foreign_session
 from everhold.engine.state_updates import update_state_record
-from everhold.errors import Conflict
+from everhold.errors import Conflict, OutcomeUnknown
 from everhold.ingress.quotas import MessageCharge, MessageQuotas
 from everhold.ingress.shared_records import SharedRecords
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
@@ -40,6 +40,7 @@ from everhold.ports.store import (
     Change,
     CommitResult,
     FirstSeen,
+    PeerRecord,
     SessionOpening,
     StateNamespace,
     StateWrite,
@@ -386,7 +387,11 @@ class MessageAcceptor:
         if left:
             rebound = Changed(change=AddressBound(address=stamp.address, previous=left, by="unlink"))
             entries = (EntryDraft(body=rebound, author="system"), *entries)
-        peers = await self.peers.list_first_records(admission.agent, admission.identity) if self.peers else ()
+        peers: Sequence[PeerRecord] = ()
+        if self.peers is not None:
+            peers = await self.peers.list_first_records(
+                admission.agent, admission.identity, people_version=admission.people_version
+            )
         state_writes: tuple[StateWrite, ...] = ()
         known_offset: OffsetVersion | None = None
         if incoming.offset is not None:
@@ -409,7 +414,7 @@ class MessageAcceptor:
             account=None if incoming.offset is None else incoming.offset.claim,
             state_seen=self._find_state_seen(admission),
             first_seen=self._make_first_seen(admission) if admission.is_new_identity else (),
-            peers=peers,
+            peers=tuple(peers),
             blobs=incoming.files,
         )
         try:
@@ -505,6 +510,8 @@ class MessageAcceptor:
 
     def _start_reserved_workers(self, change: Change, task: asyncio.Task[CommitResult]) -> None:
         failed = task.cancelled() or task.exception() is not None
+        if not task.cancelled() and isinstance(task.exception(), OutcomeUnknown):
+            self.wakeups.expect_strays()
         self.wakeups.start_reserved(change.session, change.wakeups, () if failed else task.result().claims)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -171,6 +172,8 @@ class CrashableStore:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(real):
+            return real  # a property
 
         async def gate(*args: Any, **options: Any) -> Any:
             if self.dead:
@@ -214,7 +217,11 @@ class GatewayProcess:
         gateway.runtimes.notes = FactCache(self.store)
         self.wakeups = Wakeups()
         self.supervisor = WorkerSupervisor(
-            self.gates, runtimes=gateway.runtimes, wakeups=self.wakeups, roles=gateway.roles
+            self.gates,
+            runtimes=gateway.runtimes,
+            wakeups=self.wakeups,
+            roles=gateway.roles,
+            has_no_rivals=False,  # a process that was replaced may still run
         )
         self.accept = MessageAcceptor(
             self.gates, admit=gateway.admit_message, wakeups=self.wakeups, peers=self.supervisor.peers
