@@ -21,6 +21,7 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
+from everhold.assembly.builtin_toolbox import BuiltinToolbox
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
 from everhold.assembly.stores import open_home_store
@@ -75,6 +76,8 @@ BACKUP_POLL_SECONDS: Final = 60.0
 PAIRING_TIDY_SECONDS: Final = 600.0
 """How often the names of strangers are deleted whose code has expired."""
 """How often the app checks whether a backup is due."""
+SHARED_RECORDS_SECONDS: Final = 2.0
+"""How often a host looks for what others were told. Messages are decided by what is true when they are committed."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
 """How often the search index catches up. A search does not wait for this, because it catches up itself first."""
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -180,6 +183,9 @@ class GatewayApp:
         self.children = ChildProcesses(home.path)
         """Starts the programs that are not trusted."""
         self.plugin_tools = PluginTools(log=log, clock=self.clock, directory=home.path / "tools")
+        self.toolbox = BuiltinToolbox(
+            home=home.path, store=self.store, clock=self.clock, children=self.children, environ=self.environ
+        )
         self.agents = ConfiguredAgents(
             settings,
             store=self.store,
@@ -336,6 +342,7 @@ class GatewayApp:
             set_aside=lambda: list_set_aside(home.backups),
             wipe_index=lambda: self.index.wipe_erased(self.store),
         )
+        self.memory_admin.personal_data.remove_folders = self.toolbox.workspaces.remove_folders_of
 
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
@@ -415,6 +422,7 @@ class GatewayApp:
         await self._apply_people()
         self._connect_agents()
         self.mcp.apply_settings(self.agents.settings.mcp, self.agents.settings.agents.values())
+        await self._probe_machine()
         await model_waits.recheck_all_waits(self.gates, self.agents, self.wakeups)
         for name, work in (
             ("dispatch", self.supervisor.dispatch),
@@ -427,6 +435,8 @@ class GatewayApp:
             ("rebuilding", self.memory_admin.rebuilder.keep_rebuilding),
             ("disk_guard", self.disk_guard.watch_space),
             ("pairing", self._keep_tidying_pairing),
+            ("held", self._keep_taking_over),
+            ("shared_records", self._keep_shared_records),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -600,6 +610,7 @@ class GatewayApp:
             *self.watcher.settings.problems,
             *self.mcp.list_problems(),
             *self.plugin_tools.list_problems(),
+            *self.toolbox.list_problems(self.agents.settings.agents.values()),
             *self.agents.memories.list_problems(),
             *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
@@ -614,7 +625,8 @@ class GatewayApp:
 
     def _list_risks(self) -> tuple[ConfigProblem, ...]:
         """What works as configured and is dangerous."""
-        return (*self.mcp.list_risks(), *self.agents.memories.list_risks())
+        agents = self.agents.settings.agents.values()
+        return (*self.mcp.list_risks(), *self.toolbox.list_risks(agents), *self.agents.memories.list_risks())
 
     def _list_restart_settings(self, settings: Settings) -> list[str]:
         # the settings of HTTP do not matter to a process that does not serve it
@@ -641,7 +653,13 @@ class GatewayApp:
             self.mcp.apply_settings(settings.mcp, settings.agents.values())
             self.accounts.apply_settings(settings)
             self.tasks.append(asyncio.create_task(self._apply_people(), name="people"))
+            self.tasks.append(asyncio.create_task(self._probe_machine(), name="probe_machine"))
             self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
+
+    async def _probe_machine(self) -> None:
+        """Find out which built-in tools work on this machine, and offer those."""
+        if await self.toolbox.probe_machine(self.agents.settings.agents.values()):
+            self.agents.invalidate(lambda _: True)
 
     async def _apply_people(self) -> None:
         """Link people as configured, and record the names in memories that follow from it."""
@@ -800,6 +818,8 @@ class GatewayApp:
             memory = self._build_builtin_memory(settings.name)
             search = SessionSearchTool(memory, self.store, notes=self.agents.fact_cache)
             found.add("session_search", {"session_search": search})
+        for name, tools in self.toolbox.build_tools(settings).items():
+            found.add(name, tools)
         # What a server or a plug-in says about its tools gives them no rights.
         for name, server_tool in self.mcp.get_tools(settings).items():
             found.add(f"{MCP_PREFIX}{server_tool.server}", {name: server_tool}, least=PersonRole.MEMBER)
@@ -807,6 +827,18 @@ class GatewayApp:
         for name, tool in self.plugin_tools.list_named_tools(settings, sections, taken=taken):
             found.add(name, {tool.spec.name: tool}, least=PersonRole.MEMBER)
         return found
+
+    async def _keep_taking_over(self) -> None:
+        if self.role == "gateway":
+            await self.held_messages.keep_taking_over()
+
+    async def _keep_shared_records(self) -> None:
+        """Notice what other hosts were told: silenced chats, for the status, and confirmed tools."""
+        while not self.store.is_exclusive:
+            await asyncio.sleep(SHARED_RECORDS_SECONDS)
+            if await self.admission.shared_records.refresh():
+                for server in self.agents.settings.mcp:
+                    self.mcp.recheck(server)
 
     async def _keep_tidying_pairing(self) -> None:
         """Delete the names of strangers who were not admitted."""
