@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -62,6 +62,8 @@ class PersonalData:
         self.control = control
         self.gates = control.gates
         self.store = control.store
+        self.remove_folders: Callable[[Collection[str]], Awaitable[int]] | None = None
+        """Deletes the folders of persons, by their ids, and returns how many there were."""
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
@@ -301,6 +303,9 @@ class PersonalData:
         people = await self.store.get_people()
         known = [it for it in people.identities.values() if it.at <= upto.at]
         gone = [it for it in known if it.identity in names]
+        persons = {it.person for it in gone} - {it.person for it in known if it.identity not in names}
+        if self.remove_folders is not None and persons:
+            await self.remove_folders(persons)
         kept = {it.person for it in known if it.identity not in names}
 
         def plan(planner: PeoplePlanner) -> None:

@@ -95,7 +95,7 @@ from everhold.engine.outbox.drafts import ReplyDraft
 from everhold.engine.recall_records import ThoughtBlobs, load_recalled_text
 from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_turn_rights
 from everhold.engine.session_access import is_foreign_session
-from everhold.engine.tool_policy import build_turn_scope, judge_tool_call
+from everhold.engine.tool_policy import build_turn_scope, find_policy_role, judge_tool_call
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee
@@ -533,7 +533,8 @@ class TurnExecution:
         if isinstance(decision, CutTurn):
             return TurnCutShort(decision.outcome)
         if isinstance(decision, SteerTurn):
-            event = await self._commit_bodies((Took(takes=decision.takes),))
+            clock = self.runtime.describe_time(self.stamp)
+            event = await self._commit_bodies((Took(takes=decision.takes, clock=clock),))
             await self._consume_seqs(decision.takes)
             return event
         return None
@@ -744,7 +745,7 @@ class TurnExecution:
             hops=self.hops,
             said=said,
             sources=sources,
-            role=self.rights.role,
+            role=find_policy_role(self.runtime, self.rights.role, self.rights.speakers),
             place=self.rights.place,
             speakers=self.rights.speakers,
         )
