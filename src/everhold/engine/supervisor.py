@@ -203,8 +203,10 @@ class WorkerSupervisor:
         is_last = self.gates.clock.monotonic() >= until
         store, owner = self.gates.store, self.gates.owner
         owned = [cursor for cursor in await store.list_cursors(waiting=True) if cursor.owner == owner]
-        held = set(self._list_held_cursors())  # only now, because a worker may have started since
-        strays = [Claim(cursor=it, agent="") for it in owned if name_cursor(it.session, it.consumer) not in held]
+        # Only now, because a worker may have started since. A worker may still run under an older fence.
+        held = {(claim.name, claim.fence) for claim in self.tasks.values()}
+        found = [Claim(cursor=cursor, agent="") for cursor in owned]
+        strays = [it for it in found if (it.name, it.fence) not in held and it.name not in self.reserved_by_cursor]
         if strays:
             await store.hand_over_leases(strays, owner=owner)
         if is_last and self._strays_until == until:
