@@ -144,6 +144,7 @@ class RecordingProcess:
     """A process, its world and its kill switch, which only record the passed gates."""
 
     name = "p"
+    is_remote = False
 
     def __init__(self, disk: SqliteStore) -> None:
         self.disk = disk
