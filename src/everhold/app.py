@@ -244,6 +244,7 @@ class GatewayApp:
             wakeups=self.wakeups,
             peers=self.peers,
             quotas=self.quotas,
+            shared_records=self.admission.shared_records,
             tell=self.admission.send_outside_session,
         )
         self.held_messages = HeldMessages(
@@ -410,7 +411,7 @@ class GatewayApp:
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
-        await self.admission.load_halts()
+        await self.admission.shared_records.refresh()
         await self._apply_people()
         self._connect_agents()
         self.mcp.apply_settings(self.agents.settings.mcp, self.agents.settings.agents.values())

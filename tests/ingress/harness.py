@@ -44,21 +44,23 @@ class ManualClock:
 class IngressHarness:
     """Sends messages through admission and accept, and reads what was stored."""
 
-    def __init__(self, path: Path, config: str = CONFIG) -> None:
+    def __init__(self, path: Path, config: str = CONFIG, *, seed: int = 0) -> None:
+        """`seed` makes the ids of another process differ."""
         self.settings: Settings = parse_settings(config)
         self.clock = ManualClock()
         self.log = RecordingLogger()
-        self.chance = SeededRandom()
-        self.store = SqliteStore.open(path / "log.db", chance=SeededRandom())
+        self.chance = SeededRandom(seed)
+        self.store = SqliteStore.open(path / "log.db", chance=SeededRandom(seed))
         self.fake, self.other = FakePlatform(), FakePlatform(name="other")
-        self.admission = self.open_admission()
-        gates = Gates(store=self.store, clock=self.clock, chance=SeededRandom(), log=self.log, owner="test")
+        gates = Gates(store=self.store, clock=self.clock, chance=SeededRandom(seed), log=self.log, owner=f"test {seed}")
         self.accept = MessageAcceptor(gates, admit=lambda incoming: self.admission(incoming), wakeups=Wakeups())
+        self.admission = self.open_admission()
         self.said = 0
 
     def open_admission(self) -> AdmissionControl:
         """Return an admission as another process would build it."""
         self.chat_aliases = ChatAliases(self.store, clock=self.clock, log=self.log)
+        self.accept.shared_records = self.chat_aliases.shared_records
         return AdmissionControl(
             chat_aliases=self.chat_aliases,
             settings=lambda: self.settings,

@@ -515,7 +515,7 @@ async def test_a_halt_word_silences_a_chat_until_a_human_lifts_it(
     assert not (await harness.send_and_read("hello?", chat="room", sender="7", bot=True)).asks
     assert (await harness.send_and_read("hello?", chat="open")).asks, "another chat is another matter"
     assert (await harness.send_and_read("!wake", chat="room", sender="7", bot=True)).command is None, "no bot lifts it"
-    await harness.admission.load_halts()
+    await harness.admission.shared_records.refresh()
     assert [it["chat"] for it in harness.admission.describe()["halted"]] == ["room"]
     await harness.send_and_read(wake, chat="room", addressed=False)
     assert (await harness.send_and_read("hello?", chat="room")).asks

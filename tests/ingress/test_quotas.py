@@ -41,6 +41,7 @@ class QuotaHarness(IngressHarness):
             admit=lambda incoming: self.admission(incoming),
             wakeups=Wakeups(),
             quotas=self.quotas,
+            shared_records=self.admission.shared_records,
             tell=self.admission.send_outside_session,
         )
 

@@ -192,7 +192,7 @@ async def _open_in_process(
     app.role = role
     try:
         # reading commands show the halted chats, too
-        await (app.start(listen=False) if starts else app.admission.load_halts())
+        await (app.start(listen=False) if starts else app.admission.shared_records.refresh())
     except BaseException:
         await app.stop(seconds=0)
         raise

@@ -57,6 +57,8 @@ class AdmissionDecision(Struct, frozen=True, kw_only=True):
     """How many agents have answered each other before this message, as far as known."""
     people_version: int = 0
     """The version of the people directory that it was decided with."""
+    state_version: int | None = None
+    """The version of the shared state records that it was decided with; None if it used none."""
     is_new_identity: bool = False
     """Nothing was accepted from this identity before, so its first message makes its person."""
     command: ChatCommand | None = None

@@ -34,6 +34,7 @@ from everhold.engine.session_access import find_session_start, is_foreign_sessio
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict
 from everhold.ingress.quotas import MessageCharge, MessageQuotas
+from everhold.ingress.shared_records import SharedRecords
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
 from everhold.ports.store import (
     Change,
@@ -74,6 +75,10 @@ class OffsetVersion:
         self.version = version
 
 
+class DecisionOutdated(Exception):
+    """A shared state record was written since a message was admitted, so it has to be admitted again."""
+
+
 class QuotaExceeded(Exception):
     """A quota refuses a message."""
 
@@ -93,11 +98,13 @@ class MessageAcceptor:
         wakeups: Wakeups,
         peers: PeerRegistry | None = None,
         quotas: MessageQuotas | None = None,
+        shared_records: SharedRecords | None = None,
         tell: Callable[[ChatLocation, str], None] = lambda _to, _text: None,
     ) -> None:
         """`peers` records how memories call the speaker, in the commit of the first message. `tell` sends an answer
-        that belongs to no session."""
+        that belongs to no session. `shared_records` are those that `admit` decides by."""
         self.peers = peers
+        self.shared_records = shared_records
         self.quotas = quotas
         self.tell = tell
         self.gates = gates
@@ -110,7 +117,14 @@ class MessageAcceptor:
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
         incoming = sanitize_ids(incoming)
-        admission = await self.admit(incoming)
+        for _ in range(MOST_CONFLICTS):
+            try:
+                return await self._accept_admitted(incoming, await self.admit(incoming))
+            except DecisionOutdated:
+                continue
+        raise _build_unsettled(incoming)
+
+    async def _accept_admitted(self, incoming: IncomingMessage, admission: AdmissionDecision) -> AcceptResult:
         if admission.refusal or admission.ignored:
             return await self._leave_out(incoming, admission)
         charge = self.quotas.find_charge(incoming, admission) if self.quotas is not None else None
@@ -134,7 +148,19 @@ class MessageAcceptor:
         """Admit a message and store it with `build_write` instead of accepting it. Return the write if it was stored.
         `release` accepts it later."""
         incoming = sanitize_ids(incoming)
-        admission = await self.admit(incoming)
+        for _ in range(MOST_CONFLICTS):
+            try:
+                return await self._hold_admitted(incoming, await self.admit(incoming), build_write)
+            except DecisionOutdated:
+                continue
+        raise _build_unsettled(incoming)
+
+    async def _hold_admitted(
+        self,
+        incoming: IncomingMessage,
+        admission: AdmissionDecision,
+        build_write: Callable[[AdmissionDecision], StateWrite],
+    ) -> tuple[AcceptResult, StateWrite | None]:
         if admission.refusal or admission.ignored:
             return await self._leave_out(incoming, admission), None
         if await self._is_stored(incoming):
@@ -145,7 +171,7 @@ class MessageAcceptor:
         try:
             if charge is not None:
                 await self._take_charge(charge, incoming)
-            await self.commit_offset_only(incoming, write)
+            await self._commit_held(incoming, admission, write)
         except QuotaExceeded as error:
             assert charge is not None
             return await self._limit(incoming, charge, error.refusal), None
@@ -160,7 +186,7 @@ class MessageAcceptor:
     ) -> AcceptResult:
         """Accept a message that was held, with the decision that was made then. No quota refuses it any more.
         `more_bytes` were not known when it was held, and are charged now. An identity may have been unlinked since, so
-        its session is looked up again."""
+        its session is looked up again. Raises DecisionOutdated if `admission` names an outdated `state_version`."""
         incoming = sanitize_ids(incoming)
         admission = structs.replace(admission, people_version=(await self.gates.store.get_people()).version)
         charge = self.quotas.find_charge(incoming, admission) if self.quotas is not None else None
@@ -168,6 +194,13 @@ class MessageAcceptor:
         if charge is not None and self.quotas is not None and more_bytes > 0 and result.outcome == "accepted":
             await self.quotas.add_bytes(charge, more_bytes)
         return result
+
+    async def load_state_version(self) -> int | None:
+        """Return the version of the shared state records by which a held message may be released now."""
+        if self.shared_records is None:
+            return None
+        await self.shared_records.refresh()
+        return self.shared_records.version
 
     async def _take_charge(self, charge: MessageCharge, incoming: IncomingMessage) -> None:
         """Raise QuotaExceeded if a quota refuses the message. A repeated message is not refused, because it is stored
@@ -230,18 +263,42 @@ class MessageAcceptor:
             try:
                 return await self._commit(incoming, admission, charge, is_held=is_held)
             except Conflict:
+                await self._check_decision(admission)
                 # Another writer opened the session or moved the offset first. What it wrote can be read now.
                 if attempt == MOST_CONFLICTS - 1 or not await self._still_holds(incoming.state_write):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def commit_offset_only(self, incoming: IncomingMessage, *writes: StateWrite) -> None:
+    async def _check_decision(self, admission: AdmissionDecision) -> None:
+        """Raise DecisionOutdated if a shared state record was written since the message was admitted."""
+        if self._find_state_seen(admission) is not None:
+            assert self.shared_records is not None
+            await self.shared_records.refresh()
+            if self.shared_records.version != admission.state_version:
+                raise DecisionOutdated
+
+    def _find_state_seen(self, admission: AdmissionDecision) -> int | None:
+        """Return the state version that a commit of this decision names."""
+        return None if self.shared_records is None else admission.state_version
+
+    async def _commit_held(self, incoming: IncomingMessage, admission: AdmissionDecision, write: StateWrite) -> None:
+        try:
+            await self.commit_offset_only(incoming, write, state_seen=self._find_state_seen(admission))
+        except Conflict:
+            await self._check_decision(admission)
+            raise
+
+    async def commit_offset_only(
+        self, incoming: IncomingMessage, *writes: StateWrite, state_seen: int | None = None
+    ) -> None:
         """Commit the platform offset without an entry, because the message is not stored, or is stored in `writes`."""
         at = self.gates.clock.now()
         if incoming.state_write is not None:
             writes += (incoming.state_write,)
         if writes:
-            await self.gates.store.commit(Change(step=Step.STATE, session="", at=at, state_writes=writes))
+            await self.gates.store.commit(
+                Change(step=Step.STATE, session="", at=at, state_writes=writes, state_seen=state_seen)
+            )
         if (offset := incoming.offset) is not None:
             await update_state_record(
                 self.gates.store,
@@ -348,6 +405,7 @@ class MessageAcceptor:
             entries=entries,
             wakeups=wakeups,
             state_writes=state_writes,
+            state_seen=self._find_state_seen(admission),
             first_seen=self._make_first_seen(admission) if admission.is_new_identity else (),
             peers=peers,
             blobs=incoming.files,
@@ -446,6 +504,11 @@ class MessageAcceptor:
     def _start_reserved_workers(self, change: Change, task: asyncio.Task[CommitResult]) -> None:
         failed = task.cancelled() or task.exception() is not None
         self.wakeups.start_reserved(change.session, change.wakeups, () if failed else task.result().claims)
+
+
+def _build_unsettled(incoming: IncomingMessage) -> Conflict:
+    origin = incoming.origin
+    return Conflict(f"the state records that decide about {origin.platform}/{origin.account} keep changing")
 
 
 def _get_offset_place(incoming: IncomingMessage) -> tuple[str, str]:

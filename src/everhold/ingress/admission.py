@@ -48,7 +48,7 @@ from everhold.ports.platform import (
     Platform,
     SupportsPresence,
 )
-from everhold.ports.store import Change, StateNamespace, Step, Store, Wakeup, make_state_scope, split_state_scope
+from everhold.ports.store import Change, StateNamespace, Step, Store, Wakeup, make_state_scope
 
 MAX_ENTRIES_BACK: Final = 200
 """How many entries back a message of a human is searched."""
@@ -81,8 +81,8 @@ class AdmissionControl:
         self._clock = clock
         self._chance = chance
         self._log = log
-        self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
-        self._dm_owners = DmOwners(store, clock=clock)
+        self.shared_records = (chat_aliases or ChatAliases(store, clock=clock, log=log)).shared_records
+        self._dm_owners = DmOwners(store, clock=clock, shared_records=self.shared_records)
         self.people = people or PeopleRegistry(store, settings=settings, clock=clock, chance=chance, log=log)
         self.pairing = PairingRegistry(store, people=self.people, clock=clock, chance=chance, log=log)
         self.roles = RoleFinder(store, pairing=self.pairing, load_settings=load_settings or self.people.apply_settings)
@@ -91,15 +91,15 @@ class AdmissionControl:
         """(agent, platform, chat) of broken loops -> how often agents answered each other, and when last."""
         self.unparsed: Counter[str] = Counter()
         """How many updates could not be parsed: `read` if the sender could be read, `unknown` if not."""
-        self._halts: dict[tuple[str, str], str] | None = None
         self._sends: set[asyncio.Task[None]] = set()
 
     async def __call__(self, incoming: IncomingMessage) -> AdmissionDecision:
         settings, origin = await self.people.apply_settings(), incoming.origin
+        state_version = await self.shared_records.load()
         people = await self._store.get_people()
         speaker = identify_sender(incoming, people)
         account = settings.platforms.get(origin.platform, {}).get(origin.account)
-        first = await self._chat_aliases.find_first_id(origin.platform, origin.chat)
+        first = self.shared_records.find_first_id(origin.platform, origin.chat)
         chat = find_configured(account.chats, origin.chat, first) if account is not None else None
         agent = _choose_agent(incoming, account, chat, settings)
         if incoming.event == SCHEDULED_EVENT:
@@ -113,6 +113,7 @@ class AdmissionControl:
             agent=agent,
             identity=speaker.identity,
             people_version=people.version,
+            state_version=state_version,
             is_new_identity=speaker.identity not in people.identities,
             group=sessions.group,
             threads=sessions.thread,
@@ -125,8 +126,13 @@ class AdmissionControl:
             if account is None:
                 return msgspec.structs.replace(found, refusal=f"{origin.platform}/{origin.account} is not connected")
             if incoming.event == UNPARSED_EVENT:
-                return await self._check_unparsed(incoming, found, sender, settings)
+                return await self._check_unparsed(incoming, found, settings)
+            found = await self._add_role(found, sender, settings)
+            if found.refusal and await self.shared_records.refresh():
+                return await self(incoming)  # nothing is committed for it, so no commit notices an outdated copy
             found = await self._check_access(incoming, found, sender, account, settings)
+            if found.ignored and await self.shared_records.refresh():
+                return await self(incoming)
             if not (found.refusal or found.ignored) and incoming.kind == "dm":
                 found = await self._check_dm_owner(incoming, found, speaker, people)
             if found.refusal or found.ignored:
@@ -143,7 +149,8 @@ class AdmissionControl:
         settings, origin = await self.people.apply_settings(), incoming.origin
         speaker = identify_sender(incoming, await self._store.get_people())
         account = settings.platforms.get(origin.platform, {}).get(origin.account)
-        first = await self._chat_aliases.find_first_id(origin.platform, origin.chat)
+        await self.shared_records.refresh()
+        first = self.shared_records.find_first_id(origin.platform, origin.chat)
         chat = find_configured(account.chats, origin.chat, first) if account is not None else None
         agent = _choose_agent(incoming, account, chat, settings)
         sender = _build_chat_sender(incoming, speaker, agent, first)
@@ -157,14 +164,17 @@ class AdmissionControl:
         return msgspec.structs.replace(found, role=role)
 
     async def _check_unparsed(
-        self, incoming: IncomingMessage, found: AdmissionDecision, sender: ChatSender, settings: Settings
+        self, incoming: IncomingMessage, found: AdmissionDecision, settings: Settings
     ) -> AdmissionDecision:
         """Decide about an update that cannot be parsed. It is stored only if its sender may speak where it was sent."""
         self.unparsed["read" if incoming.sender else "unknown"] += 1
         if not incoming.sender:
             return msgspec.structs.replace(found, refusal="the sender of an update cannot be read")
-        chat = incoming.unparsed_chat
-        first = await self._chat_aliases.find_first_id(incoming.origin.platform, chat) if chat else ""
+        chat, platform = incoming.unparsed_chat, incoming.origin.platform
+        await self.shared_records.refresh()
+        first = self.shared_records.find_first_id(platform, chat) if chat else ""
+        speaker = identify_sender(incoming, await self._store.get_people())
+        sender = _build_chat_sender(incoming, speaker, found.agent, first)
         place = msgspec.structs.replace(sender, is_direct=incoming.unparsed_direct, chats=(chat, first))
         return msgspec.structs.replace(await self._add_role(found, place, settings), asks=False)
 
@@ -176,7 +186,6 @@ class AdmissionControl:
         account: AccountSettings,
         settings: Settings,
     ) -> AdmissionDecision:
-        found = await self._add_role(found, sender, settings)
         admitted = not found.refusal
         command = _parse_given_command(incoming)
         if sender.is_direct and command is not None and command.name == "link" and (admitted or command.argument):
@@ -243,6 +252,7 @@ class AdmissionControl:
             # The command worker tells a sender who may not do this what is missing.
             if get_command_roles(command)[place].allows(found.role) and not await self._is_repeated(incoming):
                 await self._apply_halt_order(incoming, found, speaker, order)
+                found = msgspec.structs.replace(found, state_version=self.shared_records.version)  # it wrote a record
             return msgspec.structs.replace(found, command=command, asks=True)
         hops = incoming.hops
         if not incoming.bot:
@@ -252,7 +262,7 @@ class AdmissionControl:
         if hops >= settings.loops.max_hops:
             self._record_broken_loop(found.agent, origin, hops)
             return msgspec.structs.replace(found, asks=False, hops=hops)
-        asks = found.asks and (origin.platform, found.chat) not in await self._load_halts()
+        asks = found.asks and not self.shared_records.is_halted(origin.platform, found.chat)
         return msgspec.structs.replace(found, asks=asks, hops=hops)
 
     # -- strangers ---------------------------------------------------------------------------------------------------
@@ -318,7 +328,6 @@ class AdmissionControl:
         self, incoming: IncomingMessage, found: AdmissionDecision, speaker: IdentifiedSender, order: str
     ) -> None:
         origin = incoming.origin
-        halted = await self._load_halts()
         value: str | None = None
         if order == "halt":
             by = {"by": speaker.identity, "at": self._clock.now()}
@@ -332,11 +341,10 @@ class AdmissionControl:
             at=self._clock.now(),
             decide=lambda _: value,
         )
+        await self.shared_records.refresh()
         if order == "halt":
-            halted[(origin.platform, found.chat)] = speaker.identity
             await self._spread_halt(incoming, found, speaker)
         else:
-            halted.pop((origin.platform, found.chat), None)
             self.loops = {key: it for key, it in self.loops.items() if key[1:] != (origin.platform, origin.chat)}
         self._log.info(
             "chat.halted" if order == "halt" else "chat.resumed", platform=origin.platform, by=speaker.identity
@@ -367,15 +375,6 @@ class AdmissionControl:
             await self._store.commit(
                 Change(step=Step.ACCEPT, session=session.id, at=at, entries=(draft,), wakeups=wakeups)
             )
-
-    async def _load_halts(self) -> dict[tuple[str, str], str]:
-        """Return the silenced chats, and who silenced them."""
-        if self._halts is None:
-            found = await self._store.list_state_records(StateNamespace.CHAT_HALT)
-            self._halts = {
-                (split_state_scope(it.scope)[0], it.key): msgspec.json.decode(it.value)["by"] for it in found
-            }
-        return self._halts
 
     async def _count_hops(self, incoming: IncomingMessage, found: AdmissionDecision) -> int:
         """Count how often agents have answered each other in this conversation, on a platform that carries no count."""
@@ -412,13 +411,10 @@ class AdmissionControl:
             count = self.loops.get(key, {"count": 0})["count"] + 1
             self.loops[key] = {"count": count, "hops": hops, "at": self._clock.now()}
 
-    async def load_halts(self) -> None:
-        """Load the silenced chats."""
-        await self._load_halts()
-
     async def is_halted(self, platform: str, chat: str) -> bool:
         """Return whether the agents of a chat are silenced."""
-        return (platform, chat) in await self._load_halts()
+        await self.shared_records.refresh()
+        return self.shared_records.is_halted(platform, chat)
 
     def describe(self) -> dict[str, Any]:
         """Return broken loops and silenced chats, for `status`."""
@@ -430,7 +426,7 @@ class AdmissionControl:
             ],
             "halted": [
                 {"platform": platform, "chat": chat, "by": by}
-                for (platform, chat), by in sorted((self._halts or {}).items())
+                for platform, chat, by in self.shared_records.list_halts()
             ],
         }
 

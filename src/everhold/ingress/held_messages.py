@@ -27,7 +27,7 @@ from everhold.core.quotas import WaitingCount
 from everhold.core.retry import retry_delay_seconds
 from everhold.engine.gates import Gates
 from everhold.errors import Conflict, EverholdError, Refused
-from everhold.ingress.accept import MessageAcceptor, build_dedup_key
+from everhold.ingress.accept import DecisionOutdated, MessageAcceptor, build_dedup_key
 from everhold.ports.platform import (
     AcceptMessage,
     AcceptResult,
@@ -224,12 +224,15 @@ class HeldMessages:
         held, record, failures = queued.held, queued.record, 0
         while True:
             complete = structs.replace(complete, state_write=record.replace_with(None))
-            decision, origin = held.decision, held.incoming.origin
+            version = await self._acceptor.load_state_version()
+            decision, origin = structs.replace(held.decision, state_version=version), held.incoming.origin
             if decision.asks and await self._is_halted(origin.platform, decision.chat or origin.chat):
                 decision = structs.replace(decision, asks=False)
             try:
                 await self._acceptor.release(complete, decision, more_bytes=_count_undeclared(held.incoming, complete))
                 return
+            except DecisionOutdated:
+                continue
             except EverholdError as error:
                 if isinstance(error, Conflict):  # its record was deleted or rewritten, or others always came first
                     found = await self._find_again(record)

@@ -274,6 +274,13 @@ class StateNamespace(StrEnum):
     LOGIN_CODE = "login_code"
 
 
+SHARED_NAMESPACES: Final = frozenset(
+    {StateNamespace.CHAT_HALT, StateNamespace.CHAT_ALIAS, StateNamespace.DM_OWNER, StateNamespace.TOOL_PINS}
+)
+"""The records that every process keeps a copy of and decides by. Each write to one of them raises the state version, so
+a process notices that its copy is outdated."""
+
+
 class StateWrite(Struct, frozen=True, kw_only=True):
     """Writes or deletes one state record. Raises Conflict unless the record still has the version that was read."""
 
@@ -392,6 +399,8 @@ class Change(Struct, frozen=True, kw_only=True):
     people_seen: int | None = None
     """Raises Conflict if the people changed after this epoch. Identities that were seen for the first time do not
     count, because nobody has become another person by them."""
+    state_seen: int | None = None
+    """Raises Conflict if a record of `SHARED_NAMESPACES` was written after this state version."""
     # the rest of the commit
     cursor: CursorUpdate | None = None
     wakeups: tuple[Wakeup, ...] = ()
@@ -718,6 +727,9 @@ class Store(Protocol):
         self, namespace: StateNamespace | None = None, *, scope: str | None = None
     ) -> list[StateRecord]:
         """The records of one namespace (None: of all) and one scope (None: of all), in order."""
+
+    async def get_state_version(self) -> int:
+        """The state version. Every write to a record of `SHARED_NAMESPACES` raises it."""
 
     async def get_spend(self, budget: str, day: str) -> BudgetSpend: ...
 

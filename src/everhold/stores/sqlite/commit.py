@@ -35,7 +35,7 @@ from everhold.core.entries import (
 )
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
-from everhold.ports.store import Change, Claim, CommitResult, SessionOpening, Step
+from everhold.ports.store import SHARED_NAMESPACES, Change, Claim, CommitResult, SessionOpening, Step
 from everhold.stores.sqlite import (
     bindings,
     cursors,
@@ -167,7 +167,14 @@ def _check_conditions(
         raise Conflict(f"a `thought` was committed after pos {change.read}")
     if change.people_seen is not None and people.has_changed_since(cur, change.people_seen):
         raise Conflict(f"the people changed after epoch {change.people_seen}")
+    if change.state_seen is not None:
+        _check_state_version(change, state_records.read_state_version(cur))
     return head
+
+
+def _check_state_version(change: Change, version: int) -> None:
+    if change.state_seen is not None and change.state_seen != version:
+        raise Conflict(f"shared state records are at version {version}, not {change.state_seen}")
 
 
 def _find_duplicate(cur: apsw.Cursor, change: Change) -> entries.DuplicateEntry | None:
@@ -182,6 +189,8 @@ def _apply_sessionless(cur: apsw.Cursor, change: Change) -> CommitResult:
     """Apply a change that belongs to no session: a state record, a blob, spending."""
     if change.entries or change.opens is not None or change.op is not None or change.wakeups or change.erase:
         raise NotFound("an entry, an operation and a wakeup need a session, but this change names none")
+    if change.state_seen is not None:
+        _check_state_version(change, state_records.read_state_version(cur))
     _apply_side_rows(cur, change)
     return CommitResult(session="")
 
@@ -336,7 +345,9 @@ def _write_blobs(cur: apsw.Cursor, change: Change) -> None:
 
 # -- many messages at once ---------------------------------------------------------------------------------------------
 
-HANDLED_FIELDS: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
+HANDLED_FIELDS: Final = frozenset(
+    {"step", "session", "at", "entries", "bound", "wakeups", "state_writes", "state_seen"}
+)
 """The fields of a change that `append_messages` handles. A change that sets any other field needs `apply_change`."""
 
 # `cross join` fixes the order of the joins, so that only the requested rows are read.
@@ -360,6 +371,7 @@ def is_plain_message(change: Change) -> bool:
         and type(drafts[0].body) is Heard
         and drafts[0].op is None
         and bool(_other_fields(change) == _NO_OTHER_FIELDS)
+        and not any(write.namespace in SHARED_NAMESPACES for write in change.state_writes)
     )
 
 
@@ -369,12 +381,14 @@ def append_messages(
     """Apply `changes` in their order. Each of them satisfies `is_plain_message`. `now` is the store's time."""
     asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
     heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
+    version = state_records.read_state_version(cur)
     salts = chance.bytes(entries.SALT_BYTES * len(changes))
     salt = 0
     grown: dict[str, int] = {}
     rows, pending, placed = [], [], []
     for change in changes:
         (address, title), session, draft = change.bound, change.session, change.entries[0]  # type: ignore[misc]
+        _check_state_version(change, version)
         head = heads.get(address)
         if head is None or head[1] != session or head[2] != title:
             raise Conflict(f"{address} no longer leads to session {session} with the title {title!r}")

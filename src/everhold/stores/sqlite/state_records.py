@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 
 from everhold.errors import Conflict
-from everhold.ports.store import StateNamespace, StateRecord, StateWrite
+from everhold.ports.store import SHARED_NAMESPACES, StateNamespace, StateRecord, StateWrite
 from everhold.stores.sqlite.connect import fetch_rows
 
 
@@ -40,6 +40,8 @@ def write_state(cur: apsw.Cursor, write: StateWrite) -> None:
         raise _build_state_conflict(write)
     if write.value is None:
         cur.execute("update state_floor set version = max(version, ?) where id = 1", (write.version,))
+    if write.namespace in SHARED_NAMESPACES:
+        cur.execute("update state_version set version = version + 1 where id = 1")
 
 
 def _build_state_conflict(write: StateWrite) -> Conflict:
@@ -54,6 +56,11 @@ def get_state_record(cur: apsw.Cursor, namespace: StateNamespace, key: str, *, s
         (namespace, scope, key),
     ).get
     return None if row is None else _parse_state_row((namespace, scope, key, *row))
+
+
+def read_state_version(cur: apsw.Cursor) -> int:
+    version: int = cur.execute("select version from state_version where id = 1").get
+    return version
 
 
 def list_state_records(cur: apsw.Cursor, namespace: StateNamespace | None, *, scope: str | None) -> list[StateRecord]:

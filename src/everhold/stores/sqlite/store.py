@@ -552,6 +552,9 @@ class SqliteStore:
     ) -> list[StateRecord]:
         return self._translate_errors(lambda: state_records.list_state_records(self._cursor, namespace, scope=scope))
 
+    async def get_state_version(self) -> int:
+        return self._translate_errors(lambda: state_records.read_state_version(self._cursor))
+
     async def get_spend(self, budget: str, day: str) -> BudgetSpend:
         return self._translate_errors(lambda: spending.read_spend(self._cursor, budget, day))
 

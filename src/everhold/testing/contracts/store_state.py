@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from everhold.errors import Conflict
-from everhold.ports.store import StateNamespace, StateRecord, StateWrite, Step
+from everhold.ports.store import SHARED_NAMESPACES, StateNamespace, StateRecord, StateWrite, Step
 from everhold.testing.contracts.store_scenario import StoreScenario, store_promise
 
 KEY = "k"
@@ -189,3 +189,38 @@ class StateContract:
             (offsets, "3"),
             (StateNamespace.SCHEDULE, "x"),
         ]
+
+    @store_promise
+    async def test_every_write_of_a_shared_record_raises_the_state_version(self, scenario: StoreScenario) -> None:
+        before = await scenario.store.get_state_version()
+        await keep(scenario, write("7", 0))
+        assert await scenario.store.get_state_version() == before, "an offset is no shared record"
+        for namespace in sorted(SHARED_NAMESPACES):
+            await keep(scenario, StateWrite(namespace=namespace, key=KEY, value="v", version=0))
+            made = await scenario.store.get_state_record(namespace, KEY)
+            assert made is not None
+            versions = [await scenario.store.get_state_version()]
+            for value in ("v", None):
+                found = await scenario.store.get_state_record(namespace, KEY)
+                assert found is not None
+                await keep(scenario, found.replace_with(value))
+                versions.append(await scenario.store.get_state_version())
+            assert before < versions[0] < versions[1] < versions[2], namespace
+            before = versions[2]
+
+    @store_promise
+    async def test_a_decision_by_an_outdated_copy_is_refused(self, scenario: StoreScenario) -> None:
+        seen = await scenario.store.get_state_version()
+        await scenario.commit_heard("one", state_seen=seen)
+        halt = StateWrite(namespace=StateNamespace.CHAT_HALT, key=KEY, value="{}", version=0)
+        await keep(scenario, halt)
+        with pytest.raises(Conflict):
+            await scenario.commit_heard("two", state_seen=seen)
+        with pytest.raises(Conflict):
+            await scenario.commit(session="", step=Step.STATE, state_writes=(write("7", 0),), state_seen=seen)
+        bound = ("test:s", "")
+        messages = (scenario.commit_heard(str(n), bound=bound, state_seen=seen) for n in range(3))
+        refused = await asyncio.gather(*messages, return_exceptions=True)
+        assert [type(it) for it in refused] == [Conflict] * 3, "also when several arrive at once"
+        await scenario.commit_heard("three", bound=bound, state_seen=await scenario.store.get_state_version())
+        assert await scenario.read_texts() == ["one", "three"]
