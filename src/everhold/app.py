@@ -54,8 +54,8 @@ from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as bu
 from everhold.platforms import agent as between
 from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
+from everhold.ports.hosts import CommitHint
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
-from everhold.ports.store import Change, Step
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
@@ -270,7 +270,6 @@ class GatewayApp:
             get_today=self.agents.get_today,
             on_text=self._on_text,
             peers=self.peers,
-            has_no_rivals=True,  # the home is locked
         )
 
     def _build_outside(self) -> None:
@@ -341,7 +340,7 @@ class GatewayApp:
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
         self.tail = LogTail()
-        self.store.on_commit = self._on_commit
+        self.store.notifier.subscribe(self._on_commit)
         self.text_watchers += [self.tail.on_reply_text]
         self._last_increment = self.clock.monotonic()
         self.role = "gateway"
@@ -407,7 +406,8 @@ class GatewayApp:
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
         self._hold_machine_locks()
-        await self.store.revoke_leases(owner=self.gates.owner)
+        if self.store.is_exclusive:
+            await self.store.revoke_leases(owner=self.gates.owner)
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
@@ -814,10 +814,9 @@ class GatewayApp:
             await self.admission.pairing.tidy_requests()
             await asyncio.sleep(PAIRING_TIDY_SECONDS)
 
-    def _on_commit(self, change: Change) -> None:
-        self.tail.on_commit(change)
-        if change.step is Step.COMMAND:
-            self.wakeups.notify(change.session)  # the command may stop a running turn
+    def _on_commit(self, hint: CommitHint) -> None:
+        self.tail.on_commit(hint)
+        self.wakeups.on_commit(hint)
 
     async def _count_unanswered(self) -> int:
         """The number of messages without an answer: pending ones, and those of turns that were interrupted."""

@@ -11,7 +11,8 @@ import httpx2
 import pytest
 
 from everhold.api.log_tail import LogTail
-from everhold.core.entries import ChatLocation, Ended, EntryDraft, Heard, Stamp
+from everhold.core.entries import ChatLocation, Ended, EntryDraft, EntryKind, Heard, Stamp
+from everhold.core.hosts import build_commit_hint
 from everhold.ports.store import Change, SessionOpening, Step
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.api.conftest import ADA, BOB, ApiGateway, StreamEvent, listen_to_events, read_until
@@ -220,13 +221,13 @@ async def test_deltas_wake_watchers_of_growing_replies_without_reading_the_log()
         EntryDraft(body=Heard(origin=ChatLocation(platform="http", chat="x"), text="x"), author="person:me"),
     )
     ended = EntryDraft(body=Ended(), author="system", op=1)
-    with tail.watch("s") as growing, tail.watch("s", until=(Ended,)) as patient, tail.watch("t") as other:
+    with tail.watch("s") as growing, tail.watch("s", until=(EntryKind.ENDED,)) as patient, tail.watch("t") as other:
         tail.on_reply_text("s", 1, "so")
         assert (await growing.wait(0), growing.grown) == (True, False)
-        tail.on_commit(Change(step=Step.ACCEPT, session="s", at=1.0, entries=(heard,)))
+        tail.on_commit(build_commit_hint(Change(step=Step.ACCEPT, session="s", at=1.0, entries=(heard,)), ()))
         assert (await growing.wait(0), growing.grown) == (True, True)
         assert (await patient.wait(0), patient.take_pieces()) == (False, [])
-        tail.on_commit(Change(step=Step.END, session="s", at=1.0, entries=(heard, ended)))
+        tail.on_commit(build_commit_hint(Change(step=Step.END, session="s", at=1.0, entries=(heard, ended)), ()))
         assert (await patient.wait(0), patient.grown) == (True, True)
         assert not await other.wait(0)
 

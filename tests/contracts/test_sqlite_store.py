@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from everhold.errors import InvalidRequest
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.store import SeededRandom, StoreContract
+from everhold.testing.contracts.store import SeededRandom, StoreContract, StoreScenario
 
 
 class TestSqlite(StoreContract):
@@ -18,3 +22,23 @@ class TestSqlite(StoreContract):
 class TestInlineSqlite(StoreContract):
     def open(self, home: Path, now: Callable[[], float]) -> Store:
         return SqliteStore.open(home / "log.db", chance=SeededRandom(), now=now, inline=True, synchronous="OFF")
+
+
+def test_leases_of_others_are_ended_only_in_an_exclusive_store(tmp_path: Path) -> None:
+    async def play() -> None:
+        own = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom())
+        shared = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom(), exclusive=False)
+        scenario = StoreScenario(own)
+        await scenario.open_session("s")
+        await scenario.commit_heard()
+        claim = await scenario.claim_cursor(owner="other")
+        with pytest.raises(InvalidRequest):
+            await shared.revoke_leases(owner="me")
+        assert (await scenario.read_cursor()).owner == claim.cursor.owner
+        assert await scenario.claim_consumers(owner="me") == []
+        assert await own.revoke_leases(owner="me") == 1
+        assert (own.is_exclusive, shared.is_exclusive) == (True, False)
+        await own.close()
+        await shared.close()
+
+    asyncio.run(play())

@@ -18,7 +18,7 @@ from everhold.assembly.agents import RetirableModel
 from everhold.core.entries import Began, Called, Compressed, Ended, Notified, Returned, Said, Thought, ToolCall
 from everhold.models.openai import OpenAIModel
 from everhold.ports.model import ModelRequest
-from everhold.ports.store import Change
+from everhold.ports.store import Change, CommitResult
 from everhold.testing.model_rules import count_prompt_tokens
 from everhold.testing.model_server import (
     HangingConnection,
@@ -467,13 +467,15 @@ async def test_a_reservation_is_held_until_the_cost_is_committed(tmp_path: Path,
     budget = {"tokens_per_day": 1_000_000, "background": {"tokens_per_day": 1_000_000}}
     async with run_gateway(tmp_path, server, budget=budget) as t:
         held: list[int] = []
-        told, budgets = t.app.store.on_commit, t.app.supervisor.budgets
+        store, budgets = t.app.store, t.app.supervisor.budgets
+        commit = store.commit
 
-        def committed(change: Change) -> None:
-            told(change)
+        async def commit_and_look(change: Change) -> CommitResult:
+            done = await commit(change)
             held.extend([budgets.get_reserved("agent:main").tokens] if change.spends else [])
+            return done
 
-        t.app.store.on_commit = committed
+        store.commit = commit_and_look  # type: ignore[method-assign]
         assert await t.send_and_wait("hello") == "Well."
         await t.send_and_wait("/background think")
         await t.wait_until(lambda: len(held) >= 3)

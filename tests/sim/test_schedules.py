@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from everhold.ports.hosts import AccountClaim, HostRecord, HostVersion
 from everhold.ports.store import Change, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store_scenario import SeededRandom
@@ -72,11 +73,18 @@ def test_every_step_is_a_crash_target_or_excluded_with_a_reason() -> None:
     assert all(reason for reason in UNREACHED_STEPS.values())
 
 
+HOST = HostRecord(id="me", name="one", version=HostVersion("1.0", 1))
 WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "commit": (Step.NOTE, lambda store: store.commit(Change(step=Step.NOTE, session="", at=1.0))),
     "claim_cursors": (Step.CLAIM, lambda store: store.claim_cursors(owner="me", lease=1.0, limit=1)),
     "renew_leases": (Step.RENEW, lambda store: store.renew_leases([], owner="me", lease=1.0)),
     "revoke_leases": (Step.REVOKE_LEASES, lambda store: store.revoke_leases(owner="me")),
+    "claim_account": (Step.ACCOUNT_LEASE, lambda store: store.claim_account("a", owner="me", lease=1.0)),
+    "renew_accounts": (Step.ACCOUNT_LEASE, lambda store: store.renew_accounts([], lease=1.0)),
+    "release_account": (Step.ACCOUNT_LEASE, lambda store: store.release_account(AccountClaim("a", "me", 1))),
+    "register_host": (Step.HOST_RECORD, lambda store: store.register_host(HOST, lease=1.0)),
+    "renew_host": (Step.HOST_RECORD, lambda store: store.renew_host("me", lease=1.0)),
+    "remove_host": (Step.HOST_RECORD, lambda store: store.remove_host("me")),
     "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now()),
     "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([])),
 }
@@ -101,7 +109,7 @@ class RecordingProcess:
 
     def record(self, who: str, what: str) -> None: ...
 
-    def on_commit(self, change: Change) -> None: ...
+    def on_commit(self, hint: object) -> None: ...
 
     def record_claims(self, by: object, claims: object) -> None: ...
 

@@ -16,6 +16,7 @@ from msgspec import structs
 from everhold.core.entries import EntryDraft, Noted, SessionTitled, Thought
 from everhold.core.people import PeopleAction, PeopleEvent
 from everhold.errors import Conflict, Refused
+from everhold.ports.hosts import AccountClaim
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -316,6 +317,7 @@ MORE: dict[str, Any] = {
     "first_seen": (FirstSeen(identity="telegram:1", person="p_x"),),
     "peers": (PeerRecord(memory="honcho", agent="main", identity="telegram:1", peer="ada"),),
     "erase": (1,), "drop_blobs": ("x",), "pause": True, "durable": False,
+    "account": AccountClaim("telegram:main", "me", 1),
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from everhold.core.entries import Noted
 from everhold.core.people import can_hear
 from everhold.errors import StoreError, StoreNewer
+from everhold.ports.hosts import HostRecord, HostVersion
 from everhold.ports.store import DeliveryItem, InFlightBatch, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import migrate
 from everhold.stores.sqlite.migrate import SchemaMigration
@@ -31,9 +33,9 @@ MOODS = SchemaMigration(
 """A migration as in a later version: it extends the schema and fills the new column from existing rows."""
 
 
-async def leave_home_in_use(path: Path) -> None:
+async def leave_home_in_use(path: Path, **options: Any) -> None:
     """Leave a store with a running turn, a pending message and a batch in flight."""
-    store, scenario = await open_scenario(path)
+    store, scenario = await open_scenario(path, **options)
     await scenario.commit_heard("first")
     await scenario.commit_heard("second", wake="platform")
     claim = await scenario.claim_cursor(at=1.0)
@@ -89,6 +91,29 @@ def test_an_upgrade_continues_from_the_older_schema(tmp_path: Path) -> None:
         with pytest.raises(StoreNewer):
             open_store(path)
         assert fingerprint_files(tmp_path) == files
+
+    run_coroutine(play())
+
+
+def test_a_store_of_schema_3_gets_the_tables_of_hosts(tmp_path: Path) -> None:
+    """Schema 3 knew neither hosts nor account leases."""
+
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        await leave_home_in_use(path, migrations=NOW[:3])
+        store, scenario = await open_scenario(path)
+        assert store.upgrade_backup is not None
+        assert await scenario.read_texts() == ["first", "second"]
+        claim = await store.claim_account("telegram:main", owner="me", lease=30.0)
+        assert claim is not None
+        await scenario.commit_heard("third", account=claim)
+        assert (
+            await store.register_host(HostRecord(id="me", name="a", version=HostVersion("0.1.0", 4)), lease=9.0) == []
+        )
+        (status,) = await store.list_hosts()
+        assert status.accounts == ("telegram:main",)
+        assert await store.verify() == []
+        await store.close()
 
     run_coroutine(play())
 

@@ -1,6 +1,6 @@
 """Notifies watchers of new entries, and passes on the text of replies while the model produces it.
 
-These are hints within one process. Entries are read from the log, and a lost hint delays a watcher by `POLL_SECONDS`.
+Entries are read from the log, and a lost hint delays a watcher by `POLL_SECONDS`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from everhold.core.entries import Entry, EntryBody
-from everhold.ports.store import Change, Step, Store
+from everhold.core.entries import Entry, EntryKind
+from everhold.ports.hosts import CommitHint
+from everhold.ports.store import Step, Store
 
 POLL_SECONDS: Final = 2.0
 MAX_PIECES: Final = 2_000
@@ -19,7 +20,7 @@ MAX_PIECES: Final = 2_000
 
 MAX_RENDERED_ENTRIES: Final = 256
 MAX_RENDERED_BYTES: Final = 4 << 20
-_SETTLING_STEPS: Final = frozenset({Step.BEGIN, Step.THINK, Step.END, Step.PAUSE})
+_SETTLING_STEPS: Final[frozenset[str]] = frozenset({Step.BEGIN, Step.THINK, Step.END, Step.PAUSE})
 """Commits after which the text so far is in the log, or the reply starts again."""
 
 
@@ -38,7 +39,7 @@ class ReplyPiece(NamedTuple):
 class LogWatch:
     """The notifications of one watcher, and the pieces it has not read yet. It is active inside its `with` block."""
 
-    def __init__(self, tail: LogTail, session: str, until: tuple[type[EntryBody], ...] = ()) -> None:
+    def __init__(self, tail: LogTail, session: str, until: tuple[EntryKind, ...] = ()) -> None:
         self.session = session
         self.until = until
         """Only commits with such an entry notify this watch; if empty, all commits and pieces do."""
@@ -56,13 +57,13 @@ class LogWatch:
     def __exit__(self, *_: object) -> None:
         self._tail.watches.pop(self, None)
 
-    def is_affected_by(self, change: Change) -> bool:
-        if self.session and self.session != change.session:
+    def is_affected_by(self, hint: CommitHint) -> bool:
+        if self.session and self.session != hint.session:
             return False
         if not self.until:
             return True
-        for draft in change.entries:  # noqa: SIM110  # runs for every commit, and a generator is slower than the loop
-            if isinstance(draft.body, self.until):
+        for kind in hint.kinds:  # noqa: SIM110  # runs for every commit, and a generator is slower than the loop
+            if kind in self.until:
                 return True
         return False
 
@@ -118,7 +119,7 @@ class LogTail:
     def __init__(self) -> None:
         self.closed = False
         self.commits: Counter[str] = Counter()
-        """The number of commits of each step since the process started."""
+        """The number of commits of this process since it started, by step."""
         self._end = 0
         self.watches: dict[LogWatch, None] = {}
         """A dict because its order is the same in every run, unlike that of a set."""
@@ -126,14 +127,15 @@ class LogTail:
         self._shown_bytes = 0
         self._growing: dict[str, _GrowingReply] = {}
 
-    def on_commit(self, change: Change) -> None:
-        """Notify the watchers. The store calls this after each commit."""
-        self.commits[change.step] += 1
-        if change.step in _SETTLING_STEPS:
-            self._growing.pop(change.session, None)
-        if change.entries:
+    def on_commit(self, hint: CommitHint) -> None:
+        """Notify the watchers of a commit."""
+        if not hint.is_remote:
+            self.commits[hint.step] += 1
+        if hint.step in _SETTLING_STEPS:
+            self._growing.pop(hint.session, None)
+        if hint.kinds:
             for watch in self.watches:
-                if watch.is_affected_by(change):
+                if watch.is_affected_by(hint):
                     watch.notify()
 
     def on_reply_text(self, session: str, op: int, text: str | None) -> None:
@@ -167,7 +169,7 @@ class LogTail:
             self._shown_bytes += len(shown)
         return shown
 
-    def watch(self, session: str = "", *, until: tuple[type[EntryBody], ...] = ()) -> LogWatch:
+    def watch(self, session: str = "", *, until: tuple[EntryKind, ...] = ()) -> LogWatch:
         """Return a watch over one session, or over all."""
         return LogWatch(self, session, until)
 

@@ -19,6 +19,7 @@ from everhold.core.entries import (
     Changed,
     Ended,
     Entry,
+    EntryKind,
     Erased,
     ModelUsage,
     Notified,
@@ -31,6 +32,8 @@ from everhold.core.entries import (
 from everhold.ports.store import EntryPage
 
 PAGE_SIZE: Final = 200
+OUTCOME_KINDS: Final = (EntryKind.ENDED, EntryKind.NOTIFIED, EntryKind.ERASED)
+"""After one of these, a caller that does not read the growing reply looks at the log."""
 _OUTAGE_REASONS: Final = (OUTAGE_NOTICE, "model")
 MAX_WAIT_SECONDS: Final = 900.0
 """After this time the caller gets an error that says that the message is stored."""
@@ -73,7 +76,7 @@ async def follow_reply(
     clock = context.control.gates.clock
     until = clock.monotonic() + MAX_WAIT_SECONDS
     reader, after, due = _ReplyReader(session, seq), seq, True
-    with context.tail.watch(session, until=() if growing else (Ended, Notified, Erased)) as watch:
+    with context.tail.watch(session, until=() if growing else OUTCOME_KINDS) as watch:
         if growing:
             reader.pieces += context.tail.get_growing_reply(session)
         while not context.tail.closed:

@@ -13,8 +13,9 @@ from typing import Final, Protocol, TypeVar
 from everhold.errors import InDoubt, StoreBusy, StoreFull
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.clock import Clock, RandomSource
+from everhold.ports.hosts import CommitHint
 from everhold.ports.log import EventLogger
-from everhold.ports.store import Change, Claim, CommitResult, Store, Wakeup
+from everhold.ports.store import Change, Claim, CommitResult, Step, Store, Wakeup
 
 T = TypeVar("T")
 
@@ -118,6 +119,12 @@ class Wakeups:
             self.work_available.set()
         for event in self._events_by_session.get(session, ()):
             event.set()
+
+    def on_commit(self, hint: CommitHint) -> None:
+        """Notify the waiting tasks of a commit that may concern them, wherever it was made."""
+        # A command may stop a running turn. Workers of this process notify of their other commits themselves.
+        if hint.is_remote or hint.step == Step.COMMAND:
+            self.notify(hint.session, work=hint.is_work_due or not hint.is_remote)
 
     def subscribe(self, session: str) -> WakeupSubscription:
         """Return an event that is set whenever something is committed to `session`."""

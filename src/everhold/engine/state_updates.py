@@ -18,6 +18,7 @@ from everhold.core.people import (
 )
 from everhold.errors import Conflict
 from everhold.ports.clock import RandomSource
+from everhold.ports.hosts import AccountClaim
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step, Store
 
 MOST_CONFLICTS: Final = 100
@@ -35,8 +36,10 @@ async def update_state_record(
     decide: Callable[[str | None], str | None],
     scope: str = "",
     step: Step = Step.STATE,
+    account: AccountClaim | None = None,
 ) -> str | None:
-    """Write what `decide` returns for the present value, and return it; None stands for no record.
+    """Write what `decide` returns for the present value, and return it; None stands for no record. Raises LeaseLost if
+    `account` is no longer held.
 
     If another writer comes first, the record is read again and `decide` is called again. Raises Conflict if that
     happens too often.
@@ -51,7 +54,7 @@ async def update_state_record(
         version = 0 if record is None else record.version
         write = StateWrite(namespace=namespace, key=key, scope=scope, value=value, version=version)
         try:
-            await store.commit(Change(step=step, session="", at=at, state_writes=(write,)))
+            await store.commit(Change(step=step, session="", at=at, state_writes=(write,), account=account))
         except Conflict:
             conflicts += 1
             if conflicts == MOST_CONFLICTS:

@@ -49,6 +49,8 @@ CLOCK_JUMP_SECONDS: Final = 1.0
 """If the clock gained or lost more than this since the last check, it was set, or the machine slept."""
 POLL_SECONDS: Final = 5.0
 """The longest time between two checks for due cursors. Wakeups are only hints; this is the guarantee."""
+SHARED_POLL_SECONDS: Final = 0.5
+"""The same on a store that other hosts use, too, because a hint of theirs may not arrive."""
 SUSPECT_POLL_SECONDS: Final = 1.0
 """The shortest time between two checks while due cursors are held back, because of a turn that may end the process."""
 UNAVAILABLE_RETRY_SECONDS: Final = 60.0
@@ -69,15 +71,15 @@ class WorkerSupervisor:
         on_text: Callable[[str, int, str | None], None] | None = None,
         max_workers: int = 256,
         max_workers_per_consumer: int = 64,
-        poll_seconds: float = POLL_SECONDS,
+        poll_seconds: float | None = None,
         lease_seconds: float = LEASE_SECONDS,
         peers: PeerRegistry | None = None,
         send_deadline: float = SEND_DEADLINE_SECONDS,
         draft_deadline: float = outbox_drafts.DRAFT_DEADLINE_SECONDS,
-        has_no_rivals: bool = False,
+        has_no_rivals: bool | None = None,
     ) -> None:
         """`has_no_rivals`: no other process works on this store, so the worker that a cursor is taken over from has
-        ended. Only what its platform had received may still be carried out."""
+        ended. Only what its platform had received may still be carried out. None: as the store says."""
         self.gates = gates
         self.runtimes = runtimes
         self.roles: RoleSource = roles or StampedRoles()
@@ -86,11 +88,12 @@ class WorkerSupervisor:
         self.on_text = on_text
         self.max_workers = max_workers
         self.max_workers_per_consumer = max_workers_per_consumer
-        self.poll_seconds = poll_seconds
+        usual = POLL_SECONDS if gates.store.is_exclusive else SHARED_POLL_SECONDS
+        self.poll_seconds = usual if poll_seconds is None else poll_seconds
         self.lease_seconds = lease_seconds
         self.send_deadline = send_deadline
         self.draft_deadline = draft_deadline
-        self.has_no_rivals = has_no_rivals
+        self.has_no_rivals = gates.store.is_exclusive if has_no_rivals is None else has_no_rivals
         self.peers = peers or build_peer_registry(gates, runtimes)
         self.contexts = ContextCache()
         self.budgets = BudgetLedger(gates.store, get_today=get_today)
@@ -136,7 +139,8 @@ class WorkerSupervisor:
         gates = self.gates
         ahead = float("-inf")
         self.is_dispatching = True
-        await gates.retry_write(self.release_held_memories)  # the previous process may have had no time for it
+        if gates.store.is_exclusive:  # the previous process may have had no time for it
+            await gates.retry_write(self.release_held_memories)
         self.suspects = await TurnSuspects.find(gates.store, at=gates.clock.monotonic())
         self.wakeups.worker_pool = self
         while not self.is_stopping:
@@ -265,7 +269,7 @@ class WorkerSupervisor:
     async def drain(self, seconds: float) -> None:
         """Stop claiming cursors, and give running workers `seconds` to end. The rest resumes after a restart."""
         deadline = self.gates.clock.monotonic() + seconds
-        if self.is_dispatching and seconds > 0:
+        if self.is_dispatching and seconds > 0 and self.gates.store.is_exclusive:  # otherwise other hosts go on
             await self._deliver_held_memories(deadline)
         self.is_stopping = True
         self.wakeups.work_available.set()

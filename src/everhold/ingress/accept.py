@@ -307,6 +307,7 @@ class MessageAcceptor:
                 scope=make_state_scope(incoming.origin.platform, incoming.origin.account),
                 at=at,
                 decide=lambda _: offset.value,
+                account=offset.claim,
             )
 
     async def _still_holds(self, write: StateWrite | None) -> bool:
@@ -405,6 +406,7 @@ class MessageAcceptor:
             entries=entries,
             wakeups=wakeups,
             state_writes=state_writes,
+            account=None if incoming.offset is None else incoming.offset.claim,
             state_seen=self._find_state_seen(admission),
             first_seen=self._make_first_seen(admission) if admission.is_new_identity else (),
             peers=peers,

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 from msgspec import Struct
 
 from everhold.core.entries import Attachment, ChatLocation, TextPiece
+from everhold.ports.hosts import AccountClaim
 from everhold.ports.store import StateWrite
 
 UNPARSED_EVENT: Final = "unreadable"
@@ -41,6 +42,8 @@ class PlatformOffset(Struct, frozen=True, kw_only=True):
 
     key: str
     value: str
+    claim: AccountClaim | None = None
+    """Set by the gateway: the claim under which the account is received for. The offset moves only while it is held."""
 
 
 class RemoteFile(Struct, frozen=True, kw_only=True):

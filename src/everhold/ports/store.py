@@ -18,6 +18,7 @@ from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
 from everhold.core.inbox import PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
+from everhold.ports.hosts import AccountClaim, AccountLease, CommitNotifier, HostRecord, HostStatus
 
 CURSOR_SEPARATOR: Final = "\t"
 """Separates consumer and session in the name of a cursor. No consumer's name contains it."""
@@ -55,6 +56,8 @@ class Step(StrEnum):
     STATE = "state"
     SPEND = "spend"
     PEOPLE = "people"
+    ACCOUNT_LEASE = "account.lease"
+    HOST_RECORD = "host.record"
 
 
 # -- cursors -----------------------------------------------------------------------------------------------------------
@@ -384,6 +387,9 @@ class Change(Struct, frozen=True, kw_only=True):
     # conditions
     claim: Claim | None = None
     """Raises LeaseLost unless the cursor is still held under this fence."""
+    account: AccountClaim | None = None
+    """Raises LeaseLost unless the account is still held under this fence. A change that moves an offset of an account
+    which one host at a time receives for names it."""
     op: int | None = None
     """Raises LeaseLost unless this operation is running under the claim's fence. The entries of the change belong to
     this operation or to one that begins in the change. Only an erasure also ends other operations, namely those that
@@ -546,6 +552,19 @@ class Store(Protocol):
     clocks, so callers pass durations for these, never times. The time in a change is only recorded with its entries.
     """
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether no other process works on this store while it is open. Only then may a process end the leases of
+        others when it starts, and release what others held back."""
+
+    @property
+    def schema_version(self) -> int:
+        """The newest schema that this program knows."""
+
+    @property
+    def notifier(self) -> CommitNotifier:
+        """Receives a hint for every change that `commit` applied, and those of other hosts."""
+
     # -- writing
     async def commit(self, change: Change) -> CommitResult:
         """Apply `change` completely or not at all. Returns once it is durable."""
@@ -576,7 +595,30 @@ class Store(Protocol):
         """Extend the leases of `owner` on these cursors. Return how many of them it still holds."""
 
     async def revoke_leases(self, *, owner: str) -> int:
-        """End every lease of other owners, for a process that knows that it is alone. Return their number."""
+        """End every lease of other owners. Return their number. Raises InvalidRequest unless the store is exclusive."""
+
+    async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
+        """End the leases of `owner` on these cursors, whose workers have ended without releasing them. Whoever claims
+        one of them takes it over. Return their number."""
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        """Claim an account that nobody or only `owner` holds, under a new fence. None: another owner holds it."""
+
+    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
+        """Extend the leases of these accounts. Return those claims that are still held."""
+
+    async def release_account(self, claim: AccountClaim) -> bool:
+        """End the lease of an account, so that another host may claim it at once. False: it was lost before."""
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        """Register a host for `lease` seconds. Return the other hosts that are alive. Hosts that ended long ago are
+        forgotten."""
+
+    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
+        """Extend the registration of a host. False: it is not registered any more."""
+
+    async def remove_host(self, id: str) -> None:
+        """Remove a host that ends."""
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         """Make cursors due that wait after a failure, because something was repaired. Mandatory delays stay.
@@ -704,6 +746,12 @@ class Store(Protocol):
 
     async def count_receipts(self, consumers: Sequence[str]) -> list[ReceiptCount]:
         """The number of receipts of these consumers, by consumer and agent."""
+
+    async def list_account_leases(self) -> list[AccountLease]:
+        """The accounts that somebody claimed and did not release, by name."""
+
+    async def list_hosts(self) -> list[HostStatus]:
+        """The registered hosts, in the order of their starts."""
 
     async def get_time(self) -> float:
         """The time on the store's clock."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from everhold.errors import StoreError
-from everhold.ports.store import Change, Store
+from everhold.ports.store import Store
 
 
 class StoreCopy(NamedTuple):
@@ -153,8 +153,6 @@ class SupportsFileCopies(Protocol):
 class OpenStore(Store, Protocol):
     """A store that this process opened, and may watch and close."""
 
-    on_commit: Callable[[Change], None]
-    """Called with every change after its commit, for followers of the log."""
     on_full: Callable[[], None]
     """Called when a commit finds no space."""
 

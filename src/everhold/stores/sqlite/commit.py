@@ -37,6 +37,7 @@ from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import SHARED_NAMESPACES, Change, Claim, CommitResult, SessionOpening, Step
 from everhold.stores.sqlite import (
+    account_leases,
     bindings,
     cursors,
     deliveries,
@@ -58,6 +59,8 @@ def apply_change(
     or after all others.
     """
     held = _guard_claim(cur, change)
+    if change.account is not None:
+        account_leases.check_account(cur, change.account)
     session, drafts, opens = change.session, change.entries, change.opens
     if not session:
         return _apply_sessionless(cur, change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -39,6 +40,12 @@ def list_migrations() -> list[SchemaMigration]:
             number, _, name = file.name.removesuffix(".sql").partition("_")
             found.append(SchemaMigration(int(number), name, file.read_text("utf-8")))
     return sorted(found)
+
+
+@functools.cache
+def get_newest_schema() -> int:
+    """The newest schema that this build knows."""
+    return list_migrations()[-1].number
 
 
 def open_database(

@@ -18,11 +18,13 @@ import msgspec
 
 from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.entries import Entry, EntryKind, Heard
+from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
-from everhold.errors import NotFound, StoreError
+from everhold.errors import InvalidRequest, NotFound, StoreError
 from everhold.ports.clock import RandomSource
+from everhold.ports.hosts import AccountClaim, AccountLease, HostRecord, HostStatus
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -45,7 +47,9 @@ from everhold.ports.store import (
     Step,
 )
 from everhold.ports.store_files import StoreCopy, StoreIncrement
+from everhold.stores.notifier import LocalNotifier
 from everhold.stores.sqlite import (
+    account_leases,
     audit,
     backup as copies,
     bindings,
@@ -54,6 +58,7 @@ from everhold.stores.sqlite import (
     cursors,
     deliveries,
     entries,
+    hosts,
     increments,
     migrate,
     operations,
@@ -94,8 +99,11 @@ class SqliteStore:
         chance: RandomSource,
         now: Callable[[], float] = time.time,
         vfs: str | None = None,
+        exclusive: bool = True,
     ) -> None:
         self.path = path
+        self.is_exclusive = exclusive
+        self.notifier = LocalNotifier()
         self.writer = writer
         writer.bulk_writer = self._append_messages
         self._read_connection = read_connection
@@ -103,8 +111,6 @@ class SqliteStore:
         self._chance = chance
         self._now = now
         self._vfs = vfs
-        self.on_commit: Callable[[Change], None] = _ignore_commit
-        """Called with every change after its commit, for followers of the log."""
         self.on_full: Callable[[], None] = _ignore_full_disk
         """Called when a commit finds no space."""
         self._safe_pos: int | None = None
@@ -128,6 +134,7 @@ class SqliteStore:
         migrations: Sequence[migrate.SchemaMigration] | None = None,
         vfs: str | None = None,
         watched: Sequence[Path] = (),
+        exclusive: bool = True,
     ) -> Self:
         """Open the database at `path`. Create or upgrade it if needed. Refuse a damaged or too new one without changing
         it.
@@ -137,7 +144,8 @@ class SqliteStore:
         `inline` commits on the caller's thread, for the simulator. Before an upgrade, a checked copy is made in
         `backups` (by default beside the database). `patience` is how many seconds to wait for another process's lock.
         `migrations` and `vfs` are for tests. `watched` are other files, such as the home's lock: if one of them is
-        deleted or replaced while the store is open, nothing is acknowledged any more.
+        deleted or replaced while the store is open, nothing is acknowledged any more. `exclusive`: no other process
+        works on the file meanwhile.
         """
         path = Path(path).absolute()
         # The watermark proves a loss only if every commit is synced.
@@ -172,7 +180,15 @@ class SqliteStore:
             writer: InlineWriter | ThreadWriter = InlineWriter(db, path)
         else:
             writer = ThreadWriter(db, path, mark, files=StoreFiles(path, watched=watched), patience=patience)
-        store = cls(path, writer=writer, read_connection=read_connection, chance=chance, now=now, vfs=vfs)
+        store = cls(
+            path,
+            writer=writer,
+            read_connection=read_connection,
+            chance=chance,
+            now=now,
+            vfs=vfs,
+            exclusive=exclusive,
+        )
         store.upgrade_backup = saved[0] if saved else None
         if had_power_cut and not inline:
             store._safe_pos = newest + MAX_LOST_ENTRIES
@@ -182,6 +198,10 @@ class SqliteStore:
     def _cursor(self) -> apsw.Cursor:
         """The cursor to read with: the writer's connection while it is on this thread, because its cache is warm."""
         return self.writer.read_cursor or self._read_cursor
+
+    @property
+    def schema_version(self) -> int:
+        return migrate.get_newest_schema()
 
     @property
     def files(self) -> Self:
@@ -215,7 +235,8 @@ class SqliteStore:
             done = await self.writer.write(job, urgent=urgent, light=_is_light(change), durable=durable)
             if self._safe_pos is not None and change.entries and not done.duplicate and durable:
                 self._safe_pos = None
-        self.on_commit(change)
+        if self.notifier.has_subscribers:
+            self.notifier.publish(build_commit_hint(change, done.claims))
         return done
 
     def _apply_change(self, change: Change, cur: apsw.Cursor) -> CommitResult:
@@ -294,12 +315,43 @@ class SqliteStore:
         )
 
     async def revoke_leases(self, *, owner: str) -> int:
+        if not self.is_exclusive:
+            raise InvalidRequest("leases of other hosts can only be ended in a store that no other process uses")
+
         def job(cur: apsw.Cursor) -> int:
             # another process may have written since this store was opened, with another clock
             self._latest = max(self._latest, cursors.find_latest_wait_start(cur))
             return cursors.revoke_leases(cur, owner=owner, at=self._now())
 
         return await self.writer.write(job)
+
+    async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
+        return await self.renew_leases(claims, owner=owner, lease=0.0)
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        return await self.writer.write(
+            lambda cur: account_leases.claim_account(cur, account, owner=owner, at=self._now(), lease=lease)
+        )
+
+    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
+        wanted = list(claims)
+        return await self.writer.write(
+            lambda cur: account_leases.renew_accounts(cur, wanted, at=self._now(), lease=lease)
+        )
+
+    async def release_account(self, claim: AccountClaim) -> bool:
+        return await self.writer.write(lambda cur: account_leases.release_account(cur, claim))
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        return await self.writer.write(lambda cur: hosts.register_host(cur, host, at=self._now(), lease=lease))
+
+    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
+        return await self.writer.write(
+            lambda cur: hosts.renew_host(cur, id, at=self._now(), lease=lease, is_draining=is_draining)
+        )
+
+    async def remove_host(self, id: str) -> None:
+        await self.writer.write(lambda cur: hosts.remove_host(cur, id))
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         return await self.writer.write(lambda cur: cursors.retry_now(cur, at=self._read_clock(), held=held))
@@ -520,6 +572,12 @@ class SqliteStore:
         rows = self._fetch_rows(deliveries.SELECT_RECEIPT_COUNTS, (msgspec.json.encode(list(consumers)).decode(),))
         return [ReceiptCount(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
+    async def list_account_leases(self) -> list[AccountLease]:
+        return self._translate_errors(lambda: account_leases.list_account_leases(self._cursor, at=self._now()))
+
+    async def list_hosts(self) -> list[HostStatus]:
+        return self._translate_errors(lambda: hosts.list_hosts(self._cursor, at=self._now()))
+
     async def get_time(self) -> float:
         return self._now()
 
@@ -697,9 +755,6 @@ def _is_removal(change: Change) -> bool:
 
 def _has_content(file: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
-
-
-def _ignore_commit(change: Change) -> None: ...
 
 
 def _ignore_full_disk() -> None: ...

@@ -17,6 +17,7 @@ from everhold.core.entries import EntryDraft, Thought
 from everhold.errors import Conflict, InvalidRequest
 from everhold.ports.store import BudgetSpend, Step, Store
 from everhold.testing.contracts.store_cursors import StoreCursorContract
+from everhold.testing.contracts.store_hosts import StoreHostsContract
 from everhold.testing.contracts.store_log import StoreLogContract
 from everhold.testing.contracts.store_operations import StoreOperationsContract
 from everhold.testing.contracts.store_people import PeopleStoreContract
@@ -26,7 +27,14 @@ from everhold.testing.contracts.store_state import StateContract
 __all__ = ["SeededRandom", "StoreContract", "StoreScenario"]
 
 
-class StoreContract(StoreLogContract, StoreOperationsContract, StoreCursorContract, StateContract, PeopleStoreContract):
+class StoreContract(
+    StoreLogContract,
+    StoreOperationsContract,
+    StoreCursorContract,
+    StateContract,
+    PeopleStoreContract,
+    StoreHostsContract,
+):
     def open(self, home: Path, now: Callable[[], float]) -> Store:
         """Open a new, empty store that may use the directory `home`. Its clock is `now`."""
         raise NotImplementedError

@@ -51,9 +51,11 @@ class StoreClock:
 class StoreScenario:
     """One store with session `s` of agent `main`, and the clock that it was opened with."""
 
-    def __init__(self, store: Store, clock: StoreClock | None = None) -> None:
+    def __init__(self, store: Store, clock: StoreClock | None = None, *, skew: float = 0.0) -> None:
+        """`skew`: by how much the caller's clock is ahead of the store's."""
         self.store = store
         self.clock = clock or StoreClock()
+        self.skew = skew
 
     def at(self, time: float) -> Store:
         """Set the store's clock, and return the store."""
@@ -66,7 +68,7 @@ class StoreScenario:
         drafts = tuple(
             one if isinstance(one, EntryDraft) else EntryDraft(body=one, author="person:ada") for one in bodies
         )
-        return await self.at(at).commit(Change(step=step, session=session, at=at, entries=drafts, **rest))
+        return await self.at(at).commit(Change(step=step, session=session, at=at + self.skew, entries=drafts, **rest))
 
     async def open_session(self, session: str, *, address: str = "", at: float = 0.0, **opening: Any) -> CommitResult:
         opens = SessionOpening(agent="main", address=address or f"test:{session}", **opening)

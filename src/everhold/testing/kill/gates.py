@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+from everhold.ports.hosts import AccountClaim, HostRecord, HostStatus
 from everhold.ports.store import Change, Claim, CommitResult, Step
 from everhold.stores.sqlite import SqliteStore
 
@@ -17,6 +18,8 @@ KILL_MOMENTS: Final[tuple[KillMoment, ...]] = ("before", "after")
 
 UNREACHED: Final = {
     Step.NOTICE: "no change commits a notice alone; it is part of the commit of its cause",
+    Step.ACCOUNT_LEASE: "only hosts that share a store claim accounts",
+    Step.HOST_RECORD: "only hosts that share a store register",
 }
 """Steps that no process reaches, and why. Every other step must be reached, or the test fails."""
 
@@ -79,6 +82,41 @@ class KillableStore(SqliteStore):
         count = await super().revoke_leases(owner=owner)
         self.kill_switch(Step.REVOKE_LEASES, "after")
         return count
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        self.kill_switch(Step.ACCOUNT_LEASE, "before")
+        claim = await super().claim_account(account, owner=owner, lease=lease)
+        self.kill_switch(Step.ACCOUNT_LEASE, "after")
+        return claim
+
+    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
+        self.kill_switch(Step.ACCOUNT_LEASE, "before")
+        held = await super().renew_accounts(claims, lease=lease)
+        self.kill_switch(Step.ACCOUNT_LEASE, "after")
+        return held
+
+    async def release_account(self, claim: AccountClaim) -> bool:
+        self.kill_switch(Step.ACCOUNT_LEASE, "before")
+        done = await super().release_account(claim)
+        self.kill_switch(Step.ACCOUNT_LEASE, "after")
+        return done
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        self.kill_switch(Step.HOST_RECORD, "before")
+        others = await super().register_host(host, lease=lease)
+        self.kill_switch(Step.HOST_RECORD, "after")
+        return others
+
+    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
+        self.kill_switch(Step.HOST_RECORD, "before")
+        done = await super().renew_host(id, lease=lease, is_draining=is_draining)
+        self.kill_switch(Step.HOST_RECORD, "after")
+        return done
+
+    async def remove_host(self, id: str) -> None:
+        self.kill_switch(Step.HOST_RECORD, "before")
+        await super().remove_host(id)
+        self.kill_switch(Step.HOST_RECORD, "after")
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         self.kill_switch(Step.RETRY_NOW, "before")

@@ -297,6 +297,7 @@ class SimHost:
             now=self.world.now,
             inline=True,
             synchronous="OFF",
+            exclusive=self.world.profile.mode == "restart",
         )
         writer = PowerCutWriter(
             store.writer.db,
@@ -338,7 +339,12 @@ class SimHost:
         runtimes = parts.runtimes(SimRuntimes(self.environment))
         grew = tail.on_reply_text if self.environment.callers else None
         supervisor = parts.supervisor(
-            gates, runtimes=runtimes, wakeups=wakeups, poll_seconds=self.world.profile.poll, on_text=grew
+            gates,
+            runtimes=runtimes,
+            wakeups=wakeups,
+            poll_seconds=self.world.profile.poll,
+            on_text=grew,
+            has_no_rivals=False,  # a process that was replaced may still run
         )
         accept = parts.accept(
             gates,

@@ -36,6 +36,7 @@ from everhold.core.entries import (
     get_body_kind,
 )
 from everhold.core.erasure import PlaceErasure
+from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import PendingMessage
 from everhold.core.people import PERSON_MEMBER, PeopleDirectory, PresentAudience, build_present
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
@@ -176,7 +177,7 @@ class RepliesFirst(GatedStore):
             )
             for number, draft in enumerate(change.entries, 1)
         ]
-        self.process.on_commit(change)
+        self.process.on_commit(build_commit_hint(change, ()))
         await asyncio.sleep(1.0)
         self._early.pop(change.session, None)
         return await super().commit(change)

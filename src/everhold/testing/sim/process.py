@@ -13,8 +13,10 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from everhold.core.hosts import build_commit_hint
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import InDoubt, Transient
+from everhold.ports.hosts import AccountClaim, CommitHint, HostRecord, HostStatus
 from everhold.ports.store import Change, Claim, CommitResult, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim.power_loss import record_next_commit
@@ -33,6 +35,7 @@ CURRENT_CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WO
 """The claim under which the running code acts. It is set in a worker's task and inherited by the tasks it starts."""
 
 READ_PREFIXES: Final = ("audit", "count_", "find_", "get_", "last_", "list_", "read_", "resolve_", "scan_", "verify")
+STORE_PROPERTIES: Final = {name for name, value in vars(Store).items() if isinstance(value, property)}
 READ_YIELD_PROBABILITY = 0.1
 """The probability that a read lets other tasks run first, as with a remote store."""
 
@@ -53,7 +56,7 @@ class SimProcess:
         self.store: Store = GatedStore(self)
         self.workers: Mapping[asyncio.Task[bool], Claim] = {}
         """The tasks of its supervisor."""
-        self.on_commit: Callable[[Change], None] = lambda change: None
+        self.on_commit: Callable[[CommitHint], None] = lambda hint: None
 
     @property
     def alive(self) -> bool:
@@ -184,6 +187,12 @@ class GatedStore(_StoreMethods):
         self.witness = process.witness
         self.disk = process.disk
 
+    def __getattr__(self, name: str) -> Any:
+        """Return one of the store's properties."""
+        if name in STORE_PROPERTIES:
+            return getattr(self.disk, name)
+        raise AttributeError(name)
+
     # -- writing
 
     async def commit(self, change: Change) -> CommitResult:
@@ -191,7 +200,7 @@ class GatedStore(_StoreMethods):
         record_next_commit(self.disk, functools.partial(self._record_commit, change))
         done = await self.disk.commit(change)
         await self._after(change.step)
-        self.process.on_commit(change)
+        self.process.on_commit(build_commit_hint(change, done.claims))
         return done
 
     async def claim_cursors(self, **wanted: Any) -> list[Claim]:
@@ -219,6 +228,47 @@ class GatedStore(_StoreMethods):
         self.world.record(self.process.name, f"seizes {count} leases")
         await self._after(Step.REVOKE_LEASES)
         return count
+
+    async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
+        await self._before(Step.RENEW)
+        count = await self.disk.hand_over_leases(claims, owner=owner)
+        await self._after(Step.RENEW)
+        return count
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        await self._before(Step.ACCOUNT_LEASE)
+        claim = await self.disk.claim_account(account, owner=owner, lease=lease)
+        await self._after(Step.ACCOUNT_LEASE)
+        return claim
+
+    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
+        await self._before(Step.ACCOUNT_LEASE)
+        held = await self.disk.renew_accounts(claims, lease=lease)
+        await self._after(Step.ACCOUNT_LEASE)
+        return held
+
+    async def release_account(self, claim: AccountClaim) -> bool:
+        await self._before(Step.ACCOUNT_LEASE)
+        done = await self.disk.release_account(claim)
+        await self._after(Step.ACCOUNT_LEASE)
+        return done
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        await self._before(Step.HOST_RECORD)
+        others = await self.disk.register_host(host, lease=lease)
+        await self._after(Step.HOST_RECORD)
+        return others
+
+    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
+        await self._before(Step.HOST_RECORD)
+        done = await self.disk.renew_host(id, lease=lease, is_draining=is_draining)
+        await self._after(Step.HOST_RECORD)
+        return done
+
+    async def remove_host(self, id: str) -> None:
+        await self._before(Step.HOST_RECORD)
+        await self.disk.remove_host(id)
+        await self._after(Step.HOST_RECORD)
 
     async def replay_dead_letters(self, ids: Sequence[int]) -> int:
         await self._before(Step.REPLAY)
@@ -256,7 +306,7 @@ def _build_read(name: str) -> Callable[..., Awaitable[Any]]:
     return read
 
 
-for _name in sorted(vars(Store).keys() - vars(GatedStore).keys()):
+for _name in sorted(vars(Store).keys() - vars(GatedStore).keys() - STORE_PROPERTIES):
     if not _name.startswith("_"):
         assert _name.startswith(READ_PREFIXES), f"GatedStore needs gates for {_name}, because it writes"
         setattr(GatedStore, _name, _build_read(_name))
