@@ -8,10 +8,11 @@ import functools
 import getpass
 import os
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from everhold import __version__
 from everhold.admin.backups import StoreBackups, list_copies, render_copy
@@ -21,9 +22,10 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
+from everhold.assembly.host_membership import HostMembership
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
-from everhold.assembly.stores import open_home_store
+from everhold.assembly.stores import open_file_store, open_server_store
 from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
@@ -35,7 +37,7 @@ from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
-from everhold.engine.supervisor import WorkerSupervisor
+from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import Refused, StoreError, StoreFull
 from everhold.infra.backup_files import choose_directory, list_backups, list_set_aside
 from everhold.infra.child_process import ChildProcesses
@@ -56,6 +58,7 @@ from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
 from everhold.ports.hosts import CommitHint
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
+from everhold.ports.store_files import OpenStore
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
@@ -70,6 +73,8 @@ if TYPE_CHECKING:
     from everhold.api.server import HttpServer
 
 DRAIN_SECONDS: Final = 30.0
+SHARED_LEASE_SECONDS: Final = 30.0
+"""The lease of a cursor if other hosts share the store. They wait so long before they continue what a dead host did."""
 FIRST_BACKUP_DELAY_SECONDS: Final = 5.0
 BACKUP_POLL_SECONDS: Final = 60.0
 PAIRING_TIDY_SECONDS: Final = 600.0
@@ -114,6 +119,13 @@ def build_plugin_check() -> ValidatePlugin:
     return make_plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
 
 
+class OpenedHome(NamedTuple):
+    """The lock of a home, and the store of this home."""
+
+    lock: HomeLock
+    store: OpenStore
+
+
 class GatewayApp:
     """The process of one home, from acquiring its lock to releasing it.
 
@@ -129,7 +141,9 @@ class GatewayApp:
         log: StructuredLogger,
         environ: Mapping[str, str],
         clock: Clock | None = None,
+        opened: OpenedHome | None = None,
     ) -> None:
+        """Use `open`, unless the store is a file. `opened` is the home's lock and a store on a server."""
         self.home = home
         self.start_settings = settings
         """The settings at the start of this process. Some of them stay in force until the next start."""
@@ -138,7 +152,7 @@ class GatewayApp:
         log.redaction.add_secrets(*(secret.reveal() for secret in settings.list_secrets()))
         self.clock = clock or SystemClock()
         self.chance = SystemRandomSource()
-        self._open_store()
+        self._open_store(opened)
         self._build_agents(settings)
         self._build_ingress()
         self._build_engine()
@@ -147,19 +161,41 @@ class GatewayApp:
         self._build_api()
         self.tasks: list[asyncio.Task[None]] = []
 
+    @classmethod
+    async def open(
+        cls,
+        home: Home,
+        settings: Settings,
+        *,
+        log: StructuredLogger,
+        environ: Mapping[str, str],
+        clock: Clock | None = None,
+    ) -> GatewayApp:
+        """Open the configured store, and build the objects."""
+        if not settings.store.is_server:
+            return cls(home, settings, log=log, environ=environ, clock=clock)
+        log.redaction.add_secrets(*(secret.reveal() for secret in settings.list_secrets()))
+        lock = HomeLock(home.lock).acquire()
+        try:
+            store = await open_server_store(home, settings.store, chance=SystemRandomSource())
+        except BaseException:
+            lock.release()
+            raise
+        try:
+            return cls(home, settings, log=log, environ=environ, clock=clock, opened=OpenedHome(lock, store))
+        except BaseException:
+            await store.close()
+            lock.release()
+            raise
+
     # -- building, in this order -------------------------------------------------------------------------------------
 
-    def _open_store(self) -> None:
+    def _open_store(self, opened: OpenedHome | None) -> None:
         """Acquire the home's lock and open the store. The engine uses store and clock only through `gates`."""
         home, log, chance = self.home, self.log, self.chance
-        self.lock = HomeLock(home.lock).acquire()
         self.machine_locks = contextlib.ExitStack()
-        try:
-            require_store(home)
-            self.store = open_home_store(home, chance=chance, now=self.clock.now)
-        except BaseException:
-            self.lock.release()
-            raise
+        opened = opened or self._open_file_store()
+        self.lock, self.store = opened
         if self.store.upgrade_backup is not None:
             log.info("store.upgraded", backup=str(self.store.upgrade_backup))
         self.disk_guard = DiskGuard(DiskReserve(home.disk_reserve), log=log)
@@ -168,6 +204,25 @@ class GatewayApp:
         self.wakeups = Wakeups()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
         self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
+        self.hosts = HostMembership(
+            self.store,
+            owner=owner,
+            name=self.start_settings.store.host_name or socket.gethostname(),
+            clock=self.clock,
+            chance=chance,
+            log=log,
+        )
+
+    def _open_file_store(self) -> OpenedHome:
+        if self.start_settings.store.is_server:
+            raise AssertionError("a store on a server is opened by `GatewayApp.open`")
+        lock = HomeLock(self.home.lock).acquire()
+        try:
+            require_store(self.home)
+            return OpenedHome(lock, open_file_store(self.home, chance=self.chance, now=self.clock.now))
+        except BaseException:
+            lock.release()
+            raise
 
     def _build_agents(self, settings: Settings) -> None:
         """Build the agents with their models, memories and tools. Accounts add their platforms to `platforms` later."""
@@ -270,6 +325,8 @@ class GatewayApp:
             get_today=self.agents.get_today,
             on_text=self._on_text,
             peers=self.peers,
+            poll_seconds=None if self.store.is_exclusive else self.start_settings.store.poll_seconds,
+            lease_seconds=LEASE_SECONDS if self.store.is_exclusive else SHARED_LEASE_SECONDS,
         )
 
     def _build_outside(self) -> None:
@@ -287,6 +344,7 @@ class GatewayApp:
             keep=self.keep_running,
             locks=lambda: find_locks_directory(environ),
             chat_aliases=self.chat_aliases,
+            owner=self.gates.owner,
         )
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
@@ -405,8 +463,9 @@ class GatewayApp:
 
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
-        self._hold_machine_locks()
+        await self.hosts.join()
         if self.store.is_exclusive:
+            self._hold_machine_locks()
             await self.store.revoke_leases(owner=self.gates.owner)
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
@@ -427,6 +486,7 @@ class GatewayApp:
             ("rebuilding", self.memory_admin.rebuilder.keep_rebuilding),
             ("disk_guard", self.disk_guard.watch_space),
             ("pairing", self._keep_tidying_pairing),
+            ("hosts", self.hosts.keep_renewing),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -436,6 +496,7 @@ class GatewayApp:
             task = self.keep_running("schedules", self.schedules.run)
             self.tasks.append(asyncio.create_task(task, name="schedules"))
         await self._open_local_server()
+        await self.hosts.publish_settings(self.agents.settings)
         return waiting
 
     async def _open_local_server(self) -> None:
@@ -504,6 +565,7 @@ class GatewayApp:
         )
         await self.http_server.start()
         self.url = self.http_server.url
+        await self.hosts.announce(self.url)
         return self.url
 
     async def create_login_link(self) -> str:
@@ -519,6 +581,8 @@ class GatewayApp:
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Wait up to `seconds` for running work, then close everything. Unfinished work resumes at the next start."""
+        if self.tasks:
+            await self._announce_drain()
         await self.accounts.stop_listening()
         await self.held_messages.close()
         await self.supervisor.drain(seconds)
@@ -537,9 +601,17 @@ class GatewayApp:
         await self.mcp.close()
         await self.agents.close()
         await self.index.close()
+        await self.hosts.leave()
         await self.store.close()
         self.machine_locks.close()
         self.lock.release()
+
+    async def _announce_drain(self) -> None:
+        """Say at once, here and to other hosts, that this process takes nothing new."""
+        try:
+            await self.hosts.start_draining()
+        except StoreError as error:
+            self.log.error("store.failed", what="drain", error=error)
 
     # -- reporting ---------------------------------------------------------------------------------------------------
 
@@ -552,6 +624,8 @@ class GatewayApp:
         """Why messages are not accepted now; empty if they are."""
         if fault := self.fatal_error:
             return str(fault)
+        if self.hosts.is_draining:
+            return "the gateway is draining"
         return "the disk is full" if self.disk_guard.is_full else ""
 
     def describe(self) -> dict[str, Any]:
@@ -642,6 +716,7 @@ class GatewayApp:
             self.accounts.apply_settings(settings)
             self.tasks.append(asyncio.create_task(self._apply_people(), name="people"))
             self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
+            self.tasks.append(asyncio.create_task(self.hosts.publish_settings(settings), name="hosts"))
 
     async def _apply_people(self) -> None:
         """Link people as configured, and record the names in memories that follow from it."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import apsw
 
-from everhold.errors import EverholdError
+from everhold.config.settings import StoreSettings
+from everhold.errors import EverholdError, StoreError
 from everhold.infra.home import Home
 from everhold.ports.clock import RandomSource
 from everhold.ports.store_files import OpenStore, RestorePlan, RestoreResult, StoreCheckup
@@ -20,9 +21,34 @@ from everhold.stores.sqlite.disk_guard import DiskGuardedStore
 from everhold.stores.sqlite.store import SqliteStore
 
 
-def open_home_store(home: Home, *, chance: RandomSource, now: Callable[[], float]) -> OpenStore:
-    """Open the store of a home. The caller holds the home's lock."""
+def open_file_store(home: Home, *, chance: RandomSource, now: Callable[[], float]) -> OpenStore:
+    """Open the store that is a file in the home. The caller holds the home's lock."""
     return DiskGuardedStore.open(home.store, chance=chance, now=now, backups=home.backups, watched=(home.lock,))
+
+
+async def open_server_store(home: Home, settings: StoreSettings, *, chance: RandomSource) -> OpenStore:
+    """Open the store on a database server. Refuse a home whose file was not moved there."""
+    if home.store.exists():
+        raise StoreError(
+            f"{home.store} has not been moved to the server that store.url names",
+            remedy="everhold store move --to URL; or move the file away, if it is not needed",
+        )
+    server = _import_server_stores()
+    return await server.open_shared_store(
+        settings.build_dsn().reveal(), connections=settings.connections, chance=chance
+    )
+
+
+def _import_server_stores() -> Any:
+    """Return the module that opens stores on PostgreSQL. Its driver is an extra."""
+    try:
+        from everhold.stores.postgres import shared_store
+    except ImportError as error:
+        raise StoreError(
+            f"store.url needs the driver of PostgreSQL, which is not installed ({error.name})",
+            remedy="pip install 'everhold[postgres]'",
+        ) from error
+    return shared_store
 
 
 def open_temporary_store(path: Path, *, chance: RandomSource) -> OpenStore:

@@ -275,6 +275,8 @@ class StateNamespace(StrEnum):
     TOOL_PINS = "tool_pins"
     LOGIN = "login"
     LOGIN_CODE = "login_code"
+    HOST_SETTINGS = "host_settings"
+    STORE_KEY = "store_key"
 
 
 SHARED_NAMESPACES: Final = frozenset(

@@ -11,8 +11,10 @@ from enum import StrEnum
 class LogEvent(StrEnum):
     """What a log line reports. The value is the name in the log."""
 
+    ACCOUNT_CLAIMED = "account.claimed"
     ACCOUNT_CONNECTED = "account.connected"
     ACCOUNT_FAILING = "account.failing"
+    ACCOUNT_LOST = "account.lost"
     ACCOUNT_STARTED = "account.started"
     ACCOUNT_STOPPED = "account.stopped"
     ACCOUNT_UNAVAILABLE = "account.unavailable"
@@ -60,6 +62,10 @@ class LogEvent(StrEnum):
     HISTORY_FAILED = "history.failed"
     HISTORY_RETRYING = "history.retrying"
     HOME_UNLOCKED = "home.unlocked"
+    HOST_DRAINING = "host.draining"
+    HOST_JOINED = "host.joined"
+    HOST_RENEWAL_FAILED = "host.renewal_failed"
+    HOST_SETTINGS_DIFFER = "host.settings_differ"
     HTTP_DENIED = "http.denied"
     IDENTITY_LINKED = "identity.linked"
     IDENTITY_UNLINKED = "identity.unlinked"

@@ -59,7 +59,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     shown = open(os.devnull, "w") if args.quiet else screen.err  # noqa: SIM115, ASYNC230  # as long as the process
     log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=shown)
     adopt_stdlib(log)
-    app = GatewayApp(home, settings, log=log, environ=os.environ)
+    app = await GatewayApp.open(home, settings, log=log, environ=os.environ)
     signals = _StopSignals()
     signals.install_handlers()
     for problem in settings.problems:
