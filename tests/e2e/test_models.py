@@ -42,7 +42,8 @@ def config(models: dict[str, Any], **defaults: Any) -> str:
     """Return a configuration as JSON, which is valid YAML."""
     more = {key: defaults.pop(key) for key in ("mcp", "agents", "http", "memories", "timezone") if key in defaults}
     given = {"memories": [], "tools": [], "model": next(iter(models)), **defaults}
-    return json.dumps({"models": models, "defaults": given, "backup": {"every_hours": 0}, **more})
+    policy = {"rules": [{"tool": "odd_*", "do": "allow"}], "after_foreign": "allow"}
+    return json.dumps({"models": models, "defaults": given, "backup": {"every_hours": 0}, "policy": policy, **more})
 
 
 @pytest.fixture
@@ -622,6 +623,7 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
         },
         "memories": {"honcho": {"provider": "honcho", "api_key_env": "MEMORY"}},
         "platforms": {"telegram": {"main": {"token_env": "BOT"}}},
+        "policy": {"rules": [{"tool": "odd_*", "do": "allow"}], "after_foreign": "allow"},
     }
     env = "".join(f"{name}={value}\n" for name, value in canaries.items())
 

@@ -70,6 +70,11 @@ class RolesScenario:
             self.settings, self._next_settings = self._next_settings, None
         return decision
 
+    def restart(self) -> None:
+        """Start the next process of the gateway. Its admission reads the store anew."""
+        self.gateway.start()
+        self._admission = None
+
     async def find_role(self, entry: Entry) -> RoleStanding:
         return await self.admission.roles.find_role(entry)
 

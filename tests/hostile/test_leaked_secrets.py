@@ -169,6 +169,7 @@ def build_config(url: str, folder: Path) -> dict[str, Any]:
         "http": {"tokens": [{"name": "me", "token_env": "EVERHOLD_TOKEN", "role": "operator"}]},
         "defaults": {"model": "m", "fallback": ["c"], "memories": [*memories, "leaky"]},
         "agents": {"main": {"tools": ["mcp:leak", "mcp:web"]}},
+        "policy": {"rules": [{"tool": "*", "do": "allow"}], "after_foreign": "allow"},
     }
 
 

@@ -60,6 +60,7 @@ async def play_model(path: Path) -> set[str]:
     gains: set[str] = set()
     more = {
         "mcp": {"evil": {"command": list(SERVER)}},
+        "policy": {"rules": [{"tool": "*", "do": "allow"}], "after_foreign": "allow"},
         "agents": {"main": {"tools": ["session_search", "mcp:evil"], "sessions": {"group": "shared"}}},
         "backup": {"every_hours": 0},
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import gzip
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.waiting import LIMIT_SECONDS, wait_until
 pytest.importorskip("mcp")
 
 Answer = Callable[[asyncio.StreamWriter, Any], Awaitable[None]]
+Stream = Callable[["HostileAddress", asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -32,21 +35,36 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class HostileAddress(HttpListener):
-    """Starts like a tool server with one tool, and then answers each call of it as the test says."""
+    """Starts like a tool server with one tool, and then answers each call of it as the test says. `stream` answers the
+    request for notifications."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, stream: Stream | None = None) -> None:
         super().__init__()
         self._answer = answer
+        self._stream = stream or refuse_stream
+        self.methods: collections.Counter[str] = collections.Counter()
+        self.streams: list[float] = []
+        """When a stream was asked for."""
+        self.lists: list[float] = []
+        """When the tools were asked for."""
+        self.listed = asyncio.Event()
 
     async def serve_request(
         self, received: RawHttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
+        if received.method == "GET":
+            self.streams.append(asyncio.get_running_loop().time())
+            await self._stream(self, writer)
+            return False
         message = json.loads(received.body or b"{}")
+        self.methods[message.get("method", "")] += 1
         match message.get("method"):
             case "initialize":
                 about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
                 await self.send(writer, {**about, "serverInfo": {"name": "evil", "version": "1"}}, message["id"])
             case "tools/list":
+                self.lists.append(asyncio.get_running_loop().time())
+                self.listed.set()
                 await self.send(writer, {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}, message["id"])
             case "tools/call":
                 await self._answer(writer, message["id"])
@@ -64,19 +82,26 @@ class HostileAddress(HttpListener):
 
     async def send(self, writer: asyncio.StreamWriter, result: Any, id: Any) -> None:
         body = json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode()
-        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(HEAD + b"mcp-session-id: s\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
+async def refuse_stream(_: HostileAddress, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n")
+    await writer.drain()
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 
 
 @contextlib.asynccontextmanager
-async def run_address(answer: Answer, directory: Path, **entry: Any) -> AsyncIterator[Any]:
-    async with HostileAddress(answer) as server:
-        async with run_servers(directory, evil={"url": f"{server.url}/mcp", **entry}) as made:
+async def run_address(
+    answer: Answer, directory: Path, *, stream: Stream | None = None
+) -> AsyncIterator[tuple[Any, HostileAddress]]:
+    async with HostileAddress(answer, stream) as server:
+        async with run_servers(directory, evil={"url": f"{server.url}/mcp"}) as made:
             await made.ready()
-            assert not made.complaints(), made.complaints()
-            yield made
+            yield made, server
 
 
 async def pour(writer: asyncio.StreamWriter, _: Any) -> None:
@@ -112,10 +137,92 @@ async def test_an_answer_without_an_end_ends_the_connection(
     tmp_path: Path, answer: Answer, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_http, "MAX_ANSWER_BYTES", 1_000_000)
-    async with run_address(answer, tmp_path) as made:
+    async with run_address(answer, tmp_path) as (made, _):
         result = await made.run("evil_go")
         assert result.error or "unknown" in result.text.lower()
         await wait_until(lambda: any(reason in fall for fall in made.falls))
+
+
+# -- the stream of notifications ---------------------------------------------------------------------------------------
+
+
+async def announce_after_each_list(server: HostileAddress, writer: asyncio.StreamWriter) -> None:
+    """Say that the tools changed, whenever they were listed."""
+    told = json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    writer.write(EVENTS)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            server.listed.clear()
+            writer.write(f"event: message\ndata: {told}\n\n".encode())
+            await writer.drain()
+            await server.listed.wait()
+
+
+async def test_announcements_without_end_are_followed_ever_more_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each list is checked and committed, so a server could keep the gateway busy for nothing."""
+    monkeypatch.setattr(mcp, "SHORTEST_RELIST_SECONDS", 0.1)
+    async with run_address(drip, tmp_path, stream=announce_after_each_list) as (_, server):
+        await wait_until(lambda: len(server.lists) >= 6)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(server.lists[1:6])]
+    assert all(gap > 0.05 * 2**number for number, gap in enumerate(gaps)), gaps
+
+
+async def finish_call(writer: asyncio.StreamWriter, id: Any) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": "done"}]}}).encode()
+    writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+
+
+async def test_a_call_lets_the_next_announcement_count_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose tools depend on what was called is not slowed down."""
+    monkeypatch.setattr(mcp, "SHORTEST_RELIST_SECONDS", 0.01)
+    async with run_address(finish_call, tmp_path, stream=announce_after_each_list) as (made, server):
+        await wait_until(lambda: len(server.lists) >= 4)
+        monkeypatch.setattr(mcp, "LONGEST_RELIST_SECONDS", 100_000.0)
+        waiting = made.servers.get_server("evil")
+        waiting._relist_seconds = 100_000.0
+        before = len(server.lists)
+        assert (await made.run("evil_go")).text == "done"
+        await wait_until(lambda: len(server.lists) > before)
+
+
+async def ask_without_end(_: HostileAddress, writer: asyncio.StreamWriter) -> None:
+    """Ask whether we are there. Each time the SDK answers with a request of its own."""
+    writer.write(EVENTS)
+    with contextlib.suppress(ConnectionError):
+        for number in itertools.count():
+            told = json.dumps({"jsonrpc": "2.0", "id": f"p{number}", "method": "ping"})
+            writer.write(f"event: message\ndata: {told}\n\n".encode())
+            await writer.drain()
+            await asyncio.sleep(0)
+
+
+async def test_questions_without_end_end_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests with which we answer are no reason to count anew."""
+    monkeypatch.setattr(mcp_http, "MAX_EVENT_LINES", 300)
+    async with run_address(drip, tmp_path, stream=ask_without_end) as (made, _):
+        await wait_until(lambda: any("lines of events" in fall for fall in made.falls))
+
+
+async def end_at_once(_: HostileAddress, writer: asyncio.StreamWriter) -> None:
+    writer.write(EVENTS + b"retry: 0\n\n")
+    await writer.drain()
+
+
+async def test_a_stream_that_ends_at_once_is_not_asked_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells the SDK to wait for no time."""
+    monkeypatch.setattr(mcp_http, "STREAM_PAUSE_SECONDS", 0.2)
+    async with run_address(drip, tmp_path, stream=end_at_once) as (_, server):
+        await wait_until(lambda: len(server.streams) >= 5)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(server.streams[:5])]
+    assert sum(gaps) > 0.7, gaps
+
+
+# -- slow answers ------------------------------------------------------------------------------------------------------
 
 
 async def drip(writer: asyncio.StreamWriter, _: Any) -> None:

@@ -201,6 +201,24 @@ async def test_both_reports_of_a_migrated_group_add_one_alias(harness: PlatformH
     assert await harness.read_texts() == ["here we are"], "a migration is not a message"
 
 
+async def test_a_stranger_s_migrated_group_is_stored_only_once_an_admitted_sender_writes_there(
+    harness: PlatformHarness, server: TelegramServer
+) -> None:
+    """Strangers can add the bot to any number of groups and upgrade them."""
+    harness.configured_chats = set()
+    harness.denied.add("666")
+    harness.start()
+    await server.upgrade_group(-55, -10055)
+    await server.upgrade_group(-66, -10066)
+    for chat in (-10055, -10066):
+        await server.write_message("let me in", chat=chat, user=666)
+    await harness.wait_until_results(2)
+    assert harness.chat_moves == []
+    await server.write_message("here we are", chat=-10055)
+    await harness.wait_until_heard("here we are")
+    assert harness.chat_moves == [("-55", "-10055")]
+
+
 @pytest.mark.parametrize(
     "failed",
     [

@@ -265,9 +265,16 @@ class PlatformAccounts:
                 report=report,
                 add_chat_alias=functools.partial(self._chat_aliases.add_alias, platform),
                 can_speak=self._can_speak,
+                is_configured_chat=functools.partial(self._is_configured_chat, account.key),
                 list_known_senders=functools.partial(self._list_known_senders, account.key),
             ),
         )
+
+    def _is_configured_chat(self, key: AccountKey, chat: str) -> bool:
+        """Return whether the configuration says something about a chat of an account."""
+        platform, name = key
+        account = self._settings.platforms.get(platform, {}).get(name) if self._settings is not None else None
+        return account is not None and (chat in account.access.groups or chat in account.chats)
 
     def _list_known_senders(self, key: AccountKey) -> frozenset[str]:
         """The platform's ids of the senders who may write to an account directly, as far as they are configured."""

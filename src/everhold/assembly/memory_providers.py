@@ -17,6 +17,7 @@ from msgspec import structs
 
 from everhold.config import ConfigProblem, MemorySettings, Settings, build_plugin_settings
 from everhold.core.entries import Stamp
+from everhold.core.policy import ToolReach
 from everhold.core.roles import ToolAccess
 from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine.effects import call_plugin, close_within
@@ -343,6 +344,11 @@ class MemoryTool:
         self._providers = providers
         self._instance = instance
         self._agent = agent
+
+    def find_reach(self, arguments: dict[str, Any]) -> ToolReach:
+        return (
+            ToolReach.OWN
+        )  # the memory receives this conversation anyway; the table of roles limits who may change it
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         client, tool = self._find_current()

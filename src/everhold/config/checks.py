@@ -39,6 +39,7 @@ def check_consistency(it: ResolvedConfig) -> None:
             it.report_problem(
                 ("tools", name), "is built in and takes no settings", "choose another name, with provider: …"
             )
+    _check_policy(it, agents)
     _check_tokens(it, people, agents)
     _check_owners(it, _as_mapping(data.get("access")), ("access",), people)
     for platform, accounts in _as_mapping(data.get("platforms")).items():
@@ -147,6 +148,14 @@ def _check_server_name(it: ResolvedConfig, path: KeyPath, server: str, seen: Ite
                 "give the server another name under mcp, if `everhold status` reports such a tool",
                 fatal=False,
             )
+
+
+def _check_policy(it: ResolvedConfig, agents: Mapping[str, Any]) -> None:
+    rules = _as_mapping(it.data.get("policy")).get("rules")
+    for place, rule in enumerate(rules if isinstance(rules, tuple) else ()):
+        _check_known_name(
+            it, ("policy", "rules", place, "agent"), _as_mapping(rule).get("agent"), agents, "agent", "agents"
+        )
 
 
 def _check_tokens(it: ResolvedConfig, people: Mapping[str, Any], agents: Mapping[str, Any]) -> None:

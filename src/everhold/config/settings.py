@@ -32,6 +32,10 @@ from everhold.config.values import (
     Name,
     NamedTable,
     NetworkText,
+    PolicyAction,
+    PolicyOriginName,
+    PolicyPlace,
+    RoleName,
     SandboxName,
     SessionSharing,
     StoreUrl,
@@ -475,6 +479,46 @@ class McpSettings(ConfigSection):
         return not self.missing
 
 
+class PolicyConditions(ConfigSection):
+    command: Text | None = None
+    """Of `shell`: the command, in which `*` stands for any characters. A rule with `do: allow` fits one simple command
+    only: without operators, substitution, redirection or a line break."""
+
+
+class PolicyRuleSettings(ConfigSection):
+    tool: Text
+    """The name of a tool as the model sees it, in which `*` stands for any characters: `github_*`."""
+    do: PolicyAction
+    """`allow` runs the call, `ask` needs a person's approval, `deny` refuses it."""
+    who: tuple[RoleName, ...] = ()
+    """The roles that it is about: `owner`, `member`, `known`, `stranger`. That of the least trusted person whose words
+    the turn takes counts. All if not given."""
+    where: tuple[PolicyPlace, ...] = ()
+    """Where the turn answers: `dm`, `group`, `cli`, `api` (the console and the HTTP API). Everywhere if not given."""
+    via: tuple[PolicyOriginName, ...] = ()
+    """What started the turn: `chat`, `schedule`, `background`, `agent` (another agent or bot). Anything if not
+    given."""
+    agent: Name | None = None
+    """The agent; all agents if not given."""
+    when: PolicyConditions = PolicyConditions()
+    """Conditions on the arguments."""
+
+    @model_validator(mode="after")
+    def _check_command(self) -> PolicyRuleSettings:
+        if self.when.command is not None and self.tool != "shell":
+            raise build_value_error("has a command, and only `shell` runs commands", "tool: shell, or remove when")
+        return self
+
+
+class PolicySettings(ConfigSection):
+    rules: tuple[PolicyRuleSettings, ...] = ()
+    """Rules about tool calls. Those that fit a call replace the default. All of them count: `deny` is stronger than
+    `ask`, and `ask` is stronger than `allow`. Their order means nothing."""
+    after_foreign: Literal["ask", "allow"] = "ask"
+    """What happens to a call that a rule allows and that reaches outside, after the model read words that do not come
+    from the person who asks: results of tools, files, forwarded text, other senders."""
+
+
 class LoopSettings(ConfigSection):
     max_hops: int = Field(default=8, ge=1)
     """How often agents may answer each other before a person has to speak."""
@@ -629,6 +673,8 @@ class Settings(ConfigSection):
     """Owners and pairing."""
     mcp: NamedTable[McpSettings] = Field(default_factory=make_empty_mapping)
     """MCP servers by the name you give them."""
+    policy: PolicySettings = PolicySettings()
+    """Which tool calls run, which need a person's approval, and which are refused."""
     loops: LoopSettings = LoopSettings()
     """Limits that keep agents from answering each other endlessly."""
     quotas: QuotaSettings = QuotaSettings()

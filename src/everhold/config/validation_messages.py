@@ -131,7 +131,8 @@ def _explain_error(item: ErrorDetails, path: KeyPath, model: type[BaseModel], al
     if kind == "literal_error":
         options = str(context.get("expected", "")).split("'")[1::2]
         near = find_nearest(value, options) if isinstance(value, str) else ""
-        remedy = f"did you mean `{near}`?" if near else f"write one of them, such as {key}: {options[0]}"
+        example = options[0] if path and isinstance(path[-1], int) else f"{key}: {options[0]}"
+        remedy = f"did you mean `{near}`?" if near else f"write one of them, such as {example}"
         return ConfigProblem(f"must be {join_with_or(options)}", remedy, path=path)
     if kind == "refused":
         return ConfigProblem(str(context["text"]), str(context.get("remedy", "")), path=path)

@@ -15,6 +15,10 @@ class BuiltinTool(Struct, frozen=True, kw_only=True):
     """Whether `tools` of an agent's configuration may name it. `send` also comes with `send_to`, named or not."""
     own_words: bool
     """Whether it returns only words that the agent gave it. The result of any other tool counts as foreign words."""
+    command: str = ""
+    """The argument that is a shell command. Rules of the policy may name it."""
+    sends: str = ""
+    """The argument whose words leave for the network."""
 
 
 BUILTIN_TOOLS: Final = (
@@ -28,3 +32,8 @@ BUILTIN_TOOLS: Final = (
 
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
 OWN_WORDS_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.own_words)
+_BY_NAME: Final = {tool.name: tool for tool in BUILTIN_TOOLS}
+
+
+def find_builtin_tool(name: str) -> BuiltinTool | None:
+    return _BY_NAME.get(name)

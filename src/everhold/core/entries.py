@@ -225,6 +225,8 @@ class Called(StoredRecord, frozen=True):
     tool: str
     effect: str
     key: str
+    because: str = ""
+    """Why the policy let it run: `default`, or `config:N` for the Nth rule. Empty in the log of an earlier build."""
 
 
 class Returned(StoredRecord, frozen=True):

@@ -221,23 +221,29 @@ def rebuild_turn(
 
 
 def advance_turn(
-    turn: TurnState, event: TurnEvent, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str] = NO_REFUSALS
+    turn: TurnState,
+    event: TurnEvent,
+    effects: Mapping[str, ToolEffect],
+    refusals: Mapping[str, str] = NO_REFUSALS,
+    *,
+    because: str = "",
 ) -> tuple[TurnState, TurnAction]:
     """Return the next action after `event`. `effects` has each tool's effect; a tool that is not in it is `once`.
 
-    `refusals` has the tools that this turn may not use, each with the reason that the model is told.
+    `refusals` has the tools that this turn may not use, each with the reason that the model is told. `because` is why
+    the next call may run; it is recorded when the call starts.
     """
     assert not turn.ended, "a turn that has ended takes no more events"
     match event:
         case TurnOpened():
             if turn.attempts > MAX_TURN_ATTEMPTS:
                 return turn, _fail_turn(turn, f"it was started {turn.attempts - 1} times and never ended")
-            return turn, _choose_next_action(turn, effects, refusals)
+            return turn, _choose_next_action(turn, effects, refusals, because)
         case BodiesRecorded(bodies):
             turn = structs.replace(_apply_bodies(turn, bodies), resumed=False)
-            return turn, _choose_next_action(turn, effects, refusals)
+            return turn, _choose_next_action(turn, effects, refusals, because)
         case ModelAnswered(thought):
-            return turn, _choose_action_after_answer(turn, thought, effects, refusals)
+            return turn, _choose_action_after_answer(turn, thought, effects, refusals, because)
         case ToolFinished(returned):
             return turn, RecordBodies((returned,))
         case ModelUnreachable(reason=reason, retry_after=retry_after):
@@ -326,7 +332,9 @@ def _list_acting_calls(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
             yield tools.get(last_call, ""), last_call
 
 
-def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str]) -> TurnAction:
+def _choose_next_action(
+    turn: TurnState, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str], because: str
+) -> TurnAction:
     """Return the first action that is not recorded yet."""
     if not turn.open_calls:
         if turn.rounds >= MAX_ROUNDS:
@@ -340,7 +348,7 @@ def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect], refu
             return RecordBodies((Returned(call=call.id, text=refusals[call.tool], error=True),))
         if effect is ToolEffect.PURE:
             return RunTool(call=call, key=_build_call_key(turn, call))
-        return RecordBodies((_build_called(turn, call, effect),))
+        return RecordBodies((_build_called(turn, call, effect, because),))
     if not turn.resumed:
         return RunTool(call=call, key=called.key)
     # The effect at the start of the call counts, not the effect that is configured now.
@@ -354,7 +362,7 @@ def _choose_next_action(turn: TurnState, effects: Mapping[str, ToolEffect], refu
 
 
 def _choose_action_after_answer(
-    turn: TurnState, thought: Thought, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str]
+    turn: TurnState, thought: Thought, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str], because: str
 ) -> TurnAction:
     thought = structs.replace(thought, calls=_make_ids_distinct(thought.calls, turn.rounds))
     if not thought.calls:
@@ -377,11 +385,26 @@ def _choose_action_after_answer(
     after = _apply_bodies(turn, (thought,))
     if effect is ToolEffect.PURE or first.tool in refusals:
         return RecordBodies((thought,))
-    return RecordBodies((thought, _build_called(after, first, effect)))
+    return RecordBodies((thought, _build_called(after, first, effect, because)))
 
 
-def _build_called(turn: TurnState, call: ToolCall, effect: ToolEffect) -> Called:
-    return Called(call=call.id, tool=call.tool, effect=effect, key=_build_call_key(turn, call))
+def find_next_call(turn: TurnState, event: TurnEvent) -> ToolCall | None:
+    """Return the call that the turn starts next if nothing refuses it; None if it does not start one now."""
+    match event:
+        case ModelAnswered(thought):
+            return thought.calls[0] if thought.calls else None
+        case BodiesRecorded(bodies):
+            turn = _apply_bodies(turn, bodies)
+        case TurnOpened():
+            pass
+        case _:
+            return None
+    call = turn.open_calls[0] if turn.open_calls else None
+    return call if call is not None and call.id not in turn.started_calls else None
+
+
+def _build_called(turn: TurnState, call: ToolCall, effect: ToolEffect, because: str) -> Called:
+    return Called(call=call.id, tool=call.tool, effect=effect, key=_build_call_key(turn, call), because=because)
 
 
 def _build_call_key(turn: TurnState, call: ToolCall) -> str:

@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from everhold.app import load_home_settings
 from everhold.assembly import stores
+from everhold.assembly.agents import build_policy
 from everhold.assembly.plugin_tools import list_trusted_tools
 from everhold.config import ConfigError, ConfigProblem, Settings
+from everhold.core.policy import names_tools
 from everhold.core.wording import describe_count
 from everhold.doctor.finding import DoctorFinding
 from everhold.errors import EverholdError, StoreError
@@ -62,6 +64,7 @@ class HomeCheckup:
         yield from self._check_files()
         yield from self._check_configuration()
         yield from self._check_trusted_tools()
+        yield from self._check_unruled_tools()
         yield from self._check_library()
         if stores.is_store_present(self.home.store):
             yield from self._check_store()
@@ -135,6 +138,28 @@ class HomeCheckup:
             )
             remedy = f"if you do not trust it, remove it from `tools` of {', '.join(tool['agents'])}"
             yield _make_finding("tools", text, remedy, level="note")
+
+    def _check_unruled_tools(self) -> Iterator[FixableFinding]:
+        """Name the tool servers whose calls need an approval. Before there was a policy, they ran unasked."""
+        if self.settings is None:
+            return
+        policy = build_policy(self.settings.policy)
+        servers = {
+            tool.removeprefix("mcp:")
+            for agent in self.settings.agents.values()
+            for tool in agent.tools
+            if tool.startswith("mcp:")
+        }
+        for server in sorted(servers):
+            if not names_tools(policy, f"{server}_"):
+                yield _make_finding(
+                    "policy",
+                    f"no rule allows the tools of the server {server}, so their calls are refused until a person can "
+                    "approve them",
+                    f'`policy: {{rules: [{{tool: "{server}_*", do: allow}}], after_foreign: allow}}` lets them run '
+                    "unasked for every member, as before there was a policy",
+                    level="note",
+                )
 
     def _check_library(self) -> Iterator[FixableFinding]:
         if problem := stores.find_library_problem():

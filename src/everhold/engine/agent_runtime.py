@@ -20,6 +20,7 @@ from everhold.core.inbox import BusyPolicy
 from everhold.core.memory_naming import SessionOrigin
 from everhold.core.memory_pacing import MemoryPacing
 from everhold.core.message_split import split_text
+from everhold.core.policy import ToolPolicy
 from everhold.core.roles import PersonRole, ToolRule
 from everhold.core.tokens import (
     UNCALIBRATED,
@@ -94,6 +95,10 @@ class AgentRuntime:
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
     tool_needs: Mapping[str, PersonRole] = dataclasses.field(default_factory=dict)
     """Tool -> a role that it needs in addition to what the table of roles says."""
+    get_policy: Callable[[], ToolPolicy | None] = lambda: None
+    """Returns the policy in force, which judges every call; None: every call that the roles allow runs."""
+    is_operator: Callable[[str], bool] = lambda _identity: False
+    """Whether an identity is that of an operator of this gateway."""
     wait_for_tools: Callable[[], Awaitable[None]] | None = None
     """Waits, for a limited time, for tools that are starting. Ask for the runtime again afterwards."""
     memories: tuple[str, ...] = ()

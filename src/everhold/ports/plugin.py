@@ -46,6 +46,11 @@ async def _ignore_chat_alias(old: str, new: str) -> None:
     """Do nothing, for tests that build an account context."""
 
 
+def _know_every_chat(chat: str) -> bool:
+    """Return True, for contexts without a configuration."""
+    return True
+
+
 async def _admit_everyone(message: IncomingMessage) -> bool:
     """Return True, for contexts without an ingress."""
     return True
@@ -69,6 +74,9 @@ class AccountContext(Struct, frozen=True, kw_only=True):
     can_speak: Callable[[IncomingMessage], Awaitable[bool]] = _admit_everyone
     """Returns whether the sender of a message may speak where it was sent. Ask before a message makes the adapter call
     the platform or store something, such as the name of its sender or the message that it replies to."""
+    is_configured_chat: Callable[[str], bool] = _know_every_chat
+    """Returns whether the configuration of the account names a chat. Ask before you store something about a chat in
+    which perhaps only strangers write, such as its new id."""
     max_file_bytes: int = 20_000_000
     """The largest file that is accepted."""
     list_known_senders: Callable[[], frozenset[str]] = frozenset

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from everhold.core.entries import Attachment, ChatLocation, Noted, Stamp
 from everhold.core.people import PresentAudience
+from everhold.core.policy import ToolReach
 from everhold.core.roles import ChatPlace, PersonRole, ToolAccess
 from everhold.ports.memory_hit import MemoryHit
 from everhold.ports.model import ToolSpec
@@ -116,5 +117,21 @@ class SupportsAccess(Protocol):
     """
 
 
+@runtime_checkable
+class SupportsReach(Protocol):
+    """Optional: a tool that says what a call with these arguments touches. The policy decides by it. A call of a tool
+    that does not say so reaches outside, unless its access is to read, note or change what the gateway itself keeps.
+    """
+
+    def find_reach(self, arguments: dict[str, Any]) -> ToolReach: ...
+
+
 def get_access(tool: Tool) -> ToolAccess:
     return tool.access if isinstance(tool, SupportsAccess) else ToolAccess.ACT
+
+
+def get_reach(tool: Tool, arguments: dict[str, Any]) -> ToolReach:
+    """Return the reach of a call. Raises what the tool raises."""
+    if isinstance(tool, SupportsReach):
+        return ToolReach(tool.find_reach(arguments))
+    return ToolReach.OUTSIDE if get_access(tool) is ToolAccess.ACT else ToolReach.OWN

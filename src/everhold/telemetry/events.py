@@ -154,6 +154,7 @@ class LogEvent(StrEnum):
     STORE_UPGRADED = "store.upgraded"
     THREAD_FAILED = "thread.failed"
     TOOL_FAILED = "tool.failed"
+    TOOL_REFUSED = "tool.refused"
     TOOL_UNAVAILABLE = "tool.unavailable"
     TURN_COMPLETED = "turn.completed"
     TURN_RESUMED = "turn.resumed"

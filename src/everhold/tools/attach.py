@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from everhold.core.attachments import build_attachment, list_incoming_attachments, sanitize_file_name
 from everhold.core.entries import Attachment, EntryKind
+from everhold.core.policy import ToolReach
 from everhold.core.roles import ToolAccess
 from everhold.ports.model import ToolSpec
 from everhold.ports.store import Store
@@ -52,6 +53,9 @@ class AttachTool:
                 "additionalProperties": False,
             },
         )
+
+    def find_reach(self, arguments: dict[str, Any]) -> ToolReach:
+        return ToolReach.OWN
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         wanted, name, text = (arguments.get(key) for key in ("file", "name", "text"))

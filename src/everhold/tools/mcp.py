@@ -71,6 +71,10 @@ MAX_FILES: Final = 20
 """Maximum files of a result. Further ones are named and not stored."""
 MAX_LIST_BYTES: Final = 16 * 1024 * 1024
 """After this many bytes of descriptions and parameters no further tools are listed."""
+SHORTEST_RELIST_SECONDS: Final = 0.5
+"""How long a server that announced other tools waits for the next list. Each further announcement doubles it."""
+LONGEST_RELIST_SECONDS: Final = 300.0
+"""The longest such wait. A call of one of its tools, or so long a time without an announcement, ends it."""
 MAX_SHOWN_CHARS: Final = 100
 """Maximum characters of an unfit name in a message."""
 CALL_KEY_META: Final = "everhold/key"
@@ -304,6 +308,13 @@ class McpServer:
         self._client: Client | None = None
         self._connected_event = asyncio.Event()
         self._check_requested = asyncio.Event()
+        self._change_announced = asyncio.Event()
+        self._called = asyncio.Event()
+        """One of its tools was called since the last announcement."""
+        self._answers: McpAnswers | None = None
+        """What a server at a URL sends."""
+        self._relist_seconds = 0.0
+        """How long the next announcement waits after the last one; 0 if it need not wait."""
 
     async def run(self) -> None:
         """Stay connected until the connection ends, then raise the reason. The caller starts it again."""
@@ -316,8 +327,9 @@ class McpServer:
         finally:
             work.cancel()
             await asyncio.wait({work})
-            self._client = None
+            self._client = self._answers = None
             self._connected_event.clear()
+            self._change_announced.clear()
             if not work.cancelled() and (error := work.exception()) is not None:
                 self.remedy = error.remedy if isinstance(error, InvalidRequest) else self._explain_sandbox()
                 self.reason = self._redact_text((links[0].reason if links else "") or _describe_error(error))
@@ -365,6 +377,12 @@ class McpServer:
     def request_liveness_check(self) -> None:
         """Request a liveness check after a timeout or an error."""
         self._check_requested.set()
+
+    def note_call(self) -> None:
+        """Let the server send more, and announce other tools at once, because we ask it for something."""
+        self._called.set()
+        if self._answers is not None:
+            self._answers.allow_more()
 
     def convert_result(self, result: types.CallToolResult) -> ToolResult:
         files = extract_files(result)
@@ -440,6 +458,7 @@ class McpServer:
         timeout = httpx2.Timeout(LIVENESS_SECONDS, read=settings.deadline_seconds + LIVENESS_SECONDS)
         answers = McpAnswers(most_seconds=settings.deadline_seconds + LIVENESS_SECONDS)
         links.append(answers)
+        self._answers = answers
         async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=answers.hooks) as http:
             over = streamable_http_client(settings.url, http_client=http)
             async with Client(over, client_info=about, message_handler=self._on_message) as client:
@@ -450,6 +469,7 @@ class McpServer:
         ended = asyncio.create_task(links[0].ended.wait()) if links else None
         if ended is not None:
             ended.add_done_callback(lambda _: self._check_requested.set())
+        announcements = asyncio.create_task(self._follow_announcements())
         try:
             while True:
                 await self._check_requested.wait()
@@ -462,8 +482,29 @@ class McpServer:
                 except TimeoutError:
                     raise Transient("it no longer answers") from None
         finally:
+            announcements.cancel()
             if ended is not None:
                 ended.cancel()
+
+    async def _follow_announcements(self) -> None:
+        """Check the server when it announces other tools. A server may announce without end, and each list costs a
+        commit, so each announcement waits longer than the one before."""
+        time = asyncio.get_running_loop().time
+        last = -LONGEST_RELIST_SECONDS
+        while True:
+            await self._change_announced.wait()
+            wait = last + self._relist_seconds - time()
+            if wait > 0 and time() - last < LONGEST_RELIST_SECONDS:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._called.wait()
+            if self._called.is_set() or time() - last >= LONGEST_RELIST_SECONDS:
+                self._relist_seconds = 0.0
+            self._called.clear()
+            self._change_announced.clear()
+            self._check_requested.set()
+            last = time()
+            self._relist_seconds = min(2 * self._relist_seconds or SHORTEST_RELIST_SECONDS, LONGEST_RELIST_SECONDS)
 
     async def _refresh_offers(self, client: Client) -> None:
         """List the server's tools, and offer those that are within the limits and as the owner has seen them."""
@@ -487,6 +528,8 @@ class McpServer:
         size = 0
         cursor: str | None = None
         while True:
+            if self._answers is not None:
+                self._answers.allow_more()
             page = await client.list_tools(cursor=cursor, cache_mode="bypass")
             for tool in page.tools[: MAX_TOOLS + 1 - len(offers)]:
                 offers.append(McpToolOffer(self.name, self.settings, tool, redact=self._redact_text))
@@ -498,7 +541,7 @@ class McpServer:
     async def _on_message(self, message: object) -> None:
         """Handle a notification, for example that the tools changed."""
         if getattr(message, "method", "") == "notifications/tools/list_changed":
-            self._check_requested.set()
+            self._change_announced.set()
 
     def _redact_text(self, text: str) -> str:
         """Return the text without secrets, because a server's errors may contain what it was sent."""
@@ -539,6 +582,7 @@ class McpTool:
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         meta: Any = {CALL_KEY_META: context.key}
+        server.note_call()
         try:
             result = await client.call_tool(self._name, arguments, meta=meta)
         except asyncio.CancelledError:  # it took too long, or was cancelled

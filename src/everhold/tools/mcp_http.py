@@ -11,7 +11,12 @@ import httpx2
 from everhold.errors import Transient
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-"""Maximum bytes that a server sends after a request of ours, in all its answers together."""
+"""Maximum bytes that a server sends after a call or a list of ours, in all its answers together."""
+MAX_EVENT_LINES: Final = 40_000
+"""The same for the lines of its events. An event has at least two."""
+STREAM_PAUSE_SECONDS: Final = 1.0
+"""The shortest time between two requests for the stream of notifications. The SDK waits as long as the server says,
+which may be no time."""
 
 
 class McpAnswers:
@@ -23,6 +28,13 @@ class McpAnswers:
         self.reason = ""
         self._most_seconds = most_seconds
         self._received_bytes = 0
+        self._received_lines = 0
+        self._next_stream_at = 0.0
+
+    def allow_more(self) -> None:
+        """Begin to count anew, because we ask the server for something. Replies of the SDK to what the server asks are
+        no reason, or the server could send without end."""
+        self._received_bytes = self._received_lines = 0
 
     @property
     def hooks(self) -> dict[str, list[Any]]:
@@ -31,20 +43,30 @@ class McpAnswers:
 
     async def _on_request(self, request: httpx2.Request) -> None:
         request.headers["accept-encoding"] = "identity"
-        self._received_bytes = 0
+        if request.method == "GET":
+            now = asyncio.get_running_loop().time()
+            begin = max(now, self._next_stream_at)
+            self._next_stream_at = begin + STREAM_PAUSE_SECONDS
+            await asyncio.sleep(begin - now)
 
     async def _on_response(self, response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             raise self._end("it compresses its answers, although it was asked not to")
         is_open_end = response.request.method == "GET"  # the server sends notifications there at any time
-        response.stream = _BoundedStream(response.stream, self, None if is_open_end else self._most_seconds)
+        has_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        most_seconds = None if is_open_end else self._most_seconds
+        response.stream = _BoundedStream(response.stream, self, most_seconds, has_events=has_events)
 
-    def count(self, piece: bytes) -> None:
+    def count(self, piece: bytes, *, has_events: bool) -> None:
         """Count a piece of an answer. Raises Transient if there is too much."""
         self._received_bytes += len(piece)
         if self._received_bytes > MAX_ANSWER_BYTES:
             raise self._end(f"it sent more than {MAX_ANSWER_BYTES:,} bytes at once")
+        if has_events:
+            self._received_lines += piece.count(b"\n") + piece.count(b"\r")
+            if self._received_lines > MAX_EVENT_LINES:
+                raise self._end(f"it sent more than {MAX_EVENT_LINES:,} lines of events at once")
 
     def end_late(self) -> Transient:
         return self._end(f"one answer took more than {self._most_seconds:g} s")
@@ -58,8 +80,9 @@ class McpAnswers:
 class _BoundedStream(httpx2.AsyncByteStream):
     """The body of an answer, up to the limits."""
 
-    def __init__(self, body: Any, answers: McpAnswers, most_seconds: float | None) -> None:
+    def __init__(self, body: Any, answers: McpAnswers, most_seconds: float | None, *, has_events: bool) -> None:
         self._body = body
+        self._has_events = has_events
         self._answers = answers
         self._most_seconds = most_seconds
 
@@ -74,7 +97,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
                 return
             except TimeoutError:
                 raise self._answers.end_late() from None
-            self._answers.count(piece)
+            self._answers.count(piece, has_events=self._has_events)
             yield piece
 
     async def aclose(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from everhold.core.address import parse_address
 from everhold.core.entries import ChatLocation
+from everhold.core.policy import ToolReach
 from everhold.core.roles import ToolAccess
 from everhold.errors import InvalidRequest
 from everhold.ports.model import ToolSpec
@@ -42,6 +43,9 @@ class SendTool:
                 "additionalProperties": False,
             },
         )
+
+    def find_reach(self, arguments: dict[str, Any]) -> ToolReach:
+        return ToolReach.OWN  # `send_to` decides to whom it may write
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         to, text = arguments.get("to"), arguments.get("text")

@@ -46,10 +46,11 @@ from everhold.engine.context_cache import ContextCache, has_words_of_others, loa
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.engine.session_access import is_foreign_session
+from everhold.engine.tool_policy import build_task_scope, judge_tool_call
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.store import BudgetSpend, Change, Claim, CursorUpdate, RetryDelay, Session, Step, Wakeup
-from everhold.ports.tool import SupportsAccess, ToolContext, ToolEffect
+from everhold.ports.tool import SupportsAccess, ToolContext, ToolEffect, ToolResult
 
 MAX_JOB_ROUNDS: Final = 8
 JOB_DEADLINE_SECONDS: Final = 300.0
@@ -248,7 +249,14 @@ class JobWorker:
                     speakers=(task.stamp.person,),
                 )
                 run = RunTool(call=call, key=context.key)
-                _, result = await effects.run_tool(self.gates, tools.get(call.tool), run, context)
+                scope = build_task_scope(
+                    runtime, role, task.stamp.person, text=task.text, context=view, used_tools=round_ > 0
+                )
+                verdict = judge_tool_call(runtime, call, scope, ())
+                if verdict.refusal and call.tool in tools:
+                    result = ToolResult(text=verdict.refusal, error=True)
+                else:
+                    _, result = await effects.run_tool(self.gates, tools.get(call.tool), run, context)
                 shown = (*shown, ModelMessage(role="tool", call=call.id, text=result.text, error=result.error))
         raise JobFailed(f"no result after {MAX_JOB_ROUNDS} rounds", can_retry=False)
 

@@ -69,6 +69,7 @@ from everhold.core.turn import (
     TurnState,
     WaitForModel,
     advance_turn,
+    find_next_call,
     is_final_answer,
     list_new_calls,
     list_spent_tools,
@@ -94,6 +95,7 @@ from everhold.engine.outbox.drafts import ReplyDraft
 from everhold.engine.recall_records import ThoughtBlobs
 from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_turn_rights
 from everhold.engine.session_access import is_foreign_session
+from everhold.engine.tool_policy import build_turn_scope, judge_tool_call
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee
@@ -384,7 +386,8 @@ class TurnExecution:
             if not is_final_answer(event):
                 self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
                 self.refusals = {**self._list_refusals(), **await self._find_spent_tools(event)}
-            self.state, task = advance_turn(self.state, event, effects, self.refusals)
+            refusals, because = self._judge_next_call(event)
+            self.state, task = advance_turn(self.state, event, effects, refusals, because=because)
             match task:
                 case AskModel():
                     if (ending := self._check_rights()) is not None:
@@ -431,6 +434,28 @@ class TurnExecution:
             entries = await self.store.list_entries(self.session.id, after=turn.first - 1, upto=turn.last)
             found |= list_spent_tools([it for it in entries if it.op == turn.op], self.heard, tools)
         return found
+
+    def _judge_next_call(self, event: TurnEvent) -> tuple[dict[str, str], str]:
+        """Return the refusals with that of the policy for the call that comes next, and why that call may run. The
+        policy looks at the arguments, so the tool stays on offer.
+        """
+        call = find_next_call(self.state, event)
+        if call is None or call.tool in self.refusals:
+            return self.refusals, ""
+        scope = build_turn_scope(
+            self.runtime,
+            self.rights,
+            self.origin,
+            heard=self.heard.values(),
+            steps=self.steps,
+            context=self.cached_context.context,
+            recalled=self.recalled.record if self.recalled else None,
+        )
+        verdict = judge_tool_call(self.runtime, call, scope, self.rights.owners)
+        if not verdict.refusal:
+            return self.refusals, verdict.because
+        self.log.info("tool.refused", tool=call.tool, reason=verdict.because)
+        return {**self.refusals, call.tool: verdict.refusal}, ""
 
     def _can_act(self, tool: str) -> bool:
         """Return whether a second call could have a second effect. A note that is stored again has none."""

@@ -83,6 +83,8 @@ class SlackPlatform:
         self._rate_limited_until: dict[str, float] = {}
         """Channel -> the time until which Slack's rate limit holds."""
         self._alive_recorded_at = 0.0
+        self._admitted_positions: set[str] = set()
+        """The offsets of direct chats in which somebody who may speak wrote."""
         self.port = 0
         """The port of the Events API server, once it listens."""
         self._draft_edited_at: dict[str, float] = {}
@@ -250,7 +252,18 @@ class SlackPlatform:
         if at is None and heard.event == "message":
             name = self._backlog.advance_position(origin.chat, origin.message)
             at = PlatformOffset(key=name, value=origin.message) if name else None
+        if at is not None and not await self._may_store_position(at.key, heard):
+            at = None
         await accept(msgspec.structs.replace(heard, offset=at))
+
+    async def _may_store_position(self, key: str, heard: IncomingMessage) -> bool:
+        """Return whether the offset of a conversation may be stored: of a direct chat only once somebody who may speak
+        writes there, because strangers could fill the store."""
+        if heard.kind != "dm" and not heard.unparsed_direct:
+            return True
+        if key not in self._admitted_positions and await self._account_context.can_speak(heard):
+            self._admitted_positions.add(key)
+        return key in self._admitted_positions
 
     async def _parse_event(self, event: Any, *, id: str) -> IncomingMessage | None:
         me = self._me

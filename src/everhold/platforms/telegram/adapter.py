@@ -8,6 +8,7 @@ follows the account's policy. An edit may be repeated, so a reply that replaces 
 from __future__ import annotations
 
 import asyncio
+import collections
 import hashlib
 import hmac
 import logging
@@ -50,6 +51,7 @@ PHOTO_MEDIA_TYPES: Final = frozenset({"image/jpeg", "image/png"})
 """Media types that Telegram shows as a photo. Other files are sent as documents."""
 MAX_COMMANDS: Final = 100
 MAX_FETCH_ATTEMPTS: Final = 3
+MAX_UNCONFIRMED_MIGRATIONS: Final = 1_000
 OFFSET_EXPIRY_SECONDS: Final = 5 * 86_400.0
 """After a week without updates Telegram starts new update numbers, so the adapter drops its offset before that."""
 
@@ -102,6 +104,9 @@ class TelegramPlatform:
         self._ready = False
         self.port = 0
         """The port of the webhook server, once it listens."""
+        self._unconfirmed_migrations: collections.OrderedDict[str, str] = collections.OrderedDict()
+        """New id -> old id of groups in which nobody who may speak has written since. Such a group is followed by its
+        next failing send, too, if the process ends meanwhile."""
         self._rate_limited_until: dict[str, float] = {}
         """Chat -> the time until which Telegram's rate limit holds."""
 
@@ -266,10 +271,26 @@ class TelegramPlatform:
                 raw, platform=NAME, account=self.account, id=id, reason=reason, sent_by=parsing.find_sender(raw)
             )
         if message is not None and (moved := parsing.parse_migration(message)) is not None:
-            await self._account_context.add_chat_alias(*moved)
+            await self._record_migration(*moved)
         if heard is None:
             return None
+        await self._confirm_migration(heard)
         return heard if file is None else msgspec.structs.replace(heard, remote_files=(file,))
+
+    async def _record_migration(self, old: str, new: str) -> None:
+        """Store that a group has another id, if the configuration names the group. Strangers can make groups and add
+        the bot, so the id of another group is stored only once somebody who may speak writes there."""
+        if self._account_context.is_configured_chat(old) or self._account_context.is_configured_chat(new):
+            await self._account_context.add_chat_alias(old, new)
+            return
+        self._unconfirmed_migrations[new] = old
+        while len(self._unconfirmed_migrations) > MAX_UNCONFIRMED_MIGRATIONS:
+            self._unconfirmed_migrations.popitem(last=False)
+
+    async def _confirm_migration(self, heard: IncomingMessage) -> None:
+        new = heard.origin.chat
+        if new in self._unconfirmed_migrations and await self._account_context.can_speak(heard):
+            await self._account_context.add_chat_alias(self._unconfirmed_migrations.pop(new), new)
 
     async def download(self, file: RemoteFile) -> bytes:
         await self._connect()

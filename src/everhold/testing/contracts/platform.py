@@ -259,6 +259,42 @@ class PlatformContract:
         assert remote.list_calls() == [], "a stranger made the adapter call the platform"
 
     @platform_promise()
+    async def test_nothing_of_a_denied_sender_is_stored(self, harness: PlatformHarness) -> None:
+        """Only the position in the stream of updates is, because the platform must not send them again. The chat of
+        somebody who could speak before may stay known."""
+        remote = harness.remote
+        harness.denied.add(remote.sender)
+        harness.start()
+
+        async def is_connected() -> bool:
+            return harness.healthy_reports > 0
+
+        await harness.wait_until(is_connected, what="a connection")
+        known = await _list_offsets(harness, remote.chat)
+        id = await remote.write("let me in", to=remote.chat)
+        await remote.reply("and me", to=remote.chat, id=id)
+        count = 2
+        if "files" in remote.offers:
+            await remote.attach("look", "secret.txt", b"content", to=remote.chat)
+            count += 1
+        if "poison" in remote.offers:
+            await remote.send_unparsable_update()
+            count += 1
+        if "groups" in remote.offers:
+            await remote.mention("and here", to=remote.group)
+            count += 1
+        await harness.wait_until_results(count)
+        await harness.stop()
+        assert {result.outcome for result in harness.results} == {"denied"}
+        assert harness.downloads == []
+        assert harness.chat_moves == []
+        assert await harness.store.list_sessions() == []
+        for namespace in StateNamespace:
+            if namespace is not StateNamespace.PLATFORM_OFFSET:
+                assert await harness.store.list_state_records(namespace) == []
+        assert known or not await _list_offsets(harness, remote.chat), "a stranger's chat is stored"
+
+    @platform_promise()
     async def test_unknown_kinds_of_updates_are_skipped(self, harness: PlatformHarness) -> None:
         harness.start()
         await harness.remote.write("before", to=harness.remote.chat)
@@ -628,3 +664,9 @@ async def _drain_loop(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _list_offsets(harness: PlatformHarness, chat: str) -> list[str]:
+    """Return the names of the stored offsets that mention a chat."""
+    records = await harness.store.list_state_records(StateNamespace.PLATFORM_OFFSET)
+    return [it.key for it in records if chat in it.key or chat in it.value]

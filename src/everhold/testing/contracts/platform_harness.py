@@ -156,6 +156,8 @@ class PlatformHarness:
         self._ingress = MessageAcceptor(gates, admit=self._admit, wakeups=Wakeups())
         self.denied: set[str] = set()
         """The senders who may not speak."""
+        self.configured_chats: set[str] | None = None
+        """The chats that the configuration names; None for all."""
         self.downloads: list[str] = []
         """The names of the files that were requested."""
         self.sleeps: list[float] = []
@@ -220,6 +222,7 @@ class PlatformHarness:
                 report=self._report,
                 add_chat_alias=self._record_chat_move,
                 can_speak=self._can_speak,
+                is_configured_chat=self._is_configured_chat,
                 max_file_bytes=100_000,
             ),
         )
@@ -275,6 +278,9 @@ class PlatformHarness:
         self.results.append(result)
         return result
 
+    def _is_configured_chat(self, chat: str) -> bool:
+        return self.configured_chats is None or chat in self.configured_chats
+
     async def _can_speak(self, incoming: IncomingMessage) -> bool:
         return incoming.sender not in self.denied
 
@@ -319,6 +325,14 @@ class PlatformHarness:
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise AssertionError(f"timed out: {what}; heard {await self.read_texts()}") from None
+
+    async def wait_until_results(self, count: int) -> None:
+        """Wait until this number of messages was accepted or refused."""
+
+        async def met() -> bool:
+            return len(self.results) >= count
+
+        await self.wait_until(met, what=f"{count} messages")
 
     async def wait_until_heard(self, *texts: str) -> None:
         async def met() -> bool:
