@@ -56,7 +56,7 @@ from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as bu
 from everhold.platforms import agent as between
 from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
-from everhold.ports.hosts import CommitHint
+from everhold.ports.hosts import CommitHint, HostStatus
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
 from everhold.ports.store_files import OpenStore
 from everhold.telemetry.logs import StructuredLogger
@@ -160,6 +160,7 @@ class GatewayApp:
         self._build_admin(settings)
         self._build_api()
         self.tasks: list[asyncio.Task[None]] = []
+        self.drain_requested = asyncio.Event()
 
     @classmethod
     async def open(
@@ -551,6 +552,8 @@ class GatewayApp:
                 confirm_tools=self.confirm_tools,
                 take_note=self.quotas.take_note,
                 count_refusals=self._count_refusals,
+                describe_hosts=self._describe_hosts,
+                drain=self.request_drain,
                 whisper=self.admission.send_outside_session,
             ),
         )
@@ -606,6 +609,19 @@ class GatewayApp:
         self.machine_locks.close()
         self.lock.release()
 
+    async def request_drain(self) -> None:
+        """Take nothing new from now on, and ask the command that runs this process to stop it."""
+        await self._announce_drain()
+        self.drain_requested.set()
+
+    async def settle(self, hurry: asyncio.Event) -> None:
+        """Say that this process ends, and work unchanged until proxies have noticed it."""
+        await self._announce_drain()
+        seconds = self.watcher.settings.drain.settle_seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await hurry.wait()
+
     async def _announce_drain(self) -> None:
         """Say at once, here and to other hosts, that this process takes nothing new."""
         try:
@@ -653,6 +669,22 @@ class GatewayApp:
             "restart": self._list_restart_settings(settings),
             "refused": [render_problem(problem) for problem in refused.problems] if refused else [],
             "store": self._explain_not_accepting(),
+            "store_kind": "sqlite" if self.store.files is not None else "postgresql",
+            "host": self.hosts.record.name,
+            "draining": self.hosts.is_draining,
+            "held_accounts": self.accounts.list_held(),
+        }
+
+    async def _describe_hosts(self) -> dict[str, Any]:
+        """The hosts of a shared store, for `everhold hosts`."""
+        return {
+            "shared": self.hosts.is_shared,
+            "hosts": [
+                render_host(it, own=it.host.id == self.gates.owner, differ=self.hosts.differences)
+                for it in await self.hosts.list_hosts()
+            ],
+            "hints": self.store.notifier.reaches_other_hosts,
+            "clock_difference_seconds": self.hosts.clock_difference,
         }
 
     def _describe_accounts(self) -> list[dict[str, Any]]:
@@ -906,6 +938,25 @@ class GatewayApp:
     def _on_text(self, session: str, op: int, delta: str | None) -> None:
         for watcher in self.text_watchers:
             watcher(session, op, delta)
+
+
+def render_host(status: HostStatus, *, own: bool, differ: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    host = status.host
+    return {
+        "id": host.id,
+        "name": host.name,
+        "version": host.version.program,
+        "schema": host.version.schema,
+        "url": host.url,
+        "alive": status.is_alive,
+        "draining": status.is_draining,
+        "own": own,
+        "started_seconds": status.seconds_since_start,
+        "renewed_seconds": status.seconds_since_renewal,
+        "accounts": list(status.accounts),
+        "cursors": dict(status.cursors),
+        "settings_differ": [] if own else list(differ.get(host.name, ())),
+    }
 
 
 def render_problem(problem: ConfigProblem) -> dict[str, Any]:

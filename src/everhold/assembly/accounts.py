@@ -199,6 +199,10 @@ class PlatformAccounts:
             for (platform, name), account in sorted(self.accounts.items())
         ]
 
+    def list_held(self) -> list[str]:
+        """The accounts that this host receives for, if other hosts share the store."""
+        return sorted(account.claim.account for account in self.accounts.values() if account.claim is not None)
+
     # -- building ----------------------------------------------------------------------------------------------------
 
     def _build_account(self, key: AccountKey, settings: AccountSettings) -> None:

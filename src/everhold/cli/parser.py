@@ -183,6 +183,14 @@ def _add_running_commands(commands: _CommandGroup) -> None:
     )
     opened.add_argument("--token", default="", metavar="NAME", help="log in with the rights of this token")
     opened.add_argument("--no-browser", action="store_true", help="only print the link")
+    commands.add_command(
+        "drain",
+        "end the running gateway without losing work",
+        ("everhold drain", "the same as SIGTERM"),
+        module="drain",
+        about="Ends the running gateway: /ready answers 503 at once, nothing new is claimed, running turns end or are\n"
+        "handed over, and accounts and leases are released.",
+    )
     add_service_commands(commands)
 
 
@@ -230,6 +238,14 @@ def _add_inspection_commands(commands: _CommandGroup) -> None:
         module="status",
     )
     status.add_argument("--watch", action="store_true", help="repeat every two seconds")
+    commands.add_command(
+        "hosts",
+        "list the hosts of a shared store and what they hold",
+        ("everhold hosts", ""),
+        module="hosts",
+        about="Lists the hosts that share a PostgreSQL store: version, state, accounts and cursors. Keys of the\n"
+        "configuration that differ between hosts are named, without their values.",
+    )
     sessions = commands.add_group("sessions", "show logs and contexts of sessions", module="sessions", default="list")
     _add_session_views(sessions)
     _add_session_searches(sessions)

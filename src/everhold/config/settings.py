@@ -646,6 +646,12 @@ class BackupSettings(ConfigSection):
     """Where backups go: an existing directory, perhaps on another disk; empty for `backups/` in the home."""
 
 
+class DrainSettings(ConfigSection):
+    settle_seconds: float = Field(default=0.0, ge=0, le=300)
+    """How long a gateway that ends works on unchanged while `/ready` answers 503, so that proxies notice it. 5 behind a
+    balancer."""
+
+
 class Settings(ConfigSection):
     """One revision of the configuration."""
 
@@ -681,6 +687,8 @@ class Settings(ConfigSection):
     """How much one sender, chat, account or token may use. Owners and operators have no quotas."""
     backup: BackupSettings = BackupSettings()
     """Backups of the store."""
+    drain: DrainSettings = DrainSettings()
+    """How the gateway ends, after SIGTERM or `everhold drain`."""
 
     default_agent: str = Field(default=DEFAULT_AGENT, validation_alias="=default_agent")
     """The agent that answers where no other is named."""
