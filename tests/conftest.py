@@ -1,4 +1,4 @@
-"""Shared fixtures: one Synapse server for a whole run, and a separate lock directory for the run."""
+"""Shared fixtures: a Synapse server for a whole run, PostgreSQL servers, and a separate lock directory for the run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from everhold.testing import postgres_server as servers
 from everhold.testing.platforms.synapse import SynapseServer
 
 # By default, Hypothesis fails an example after 200 ms and fails on slow generation. A busy machine would exceed both.
@@ -43,3 +44,20 @@ def synapse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SynapseServer]
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[servers.PostgresTestServer]:
+    """A PostgreSQL server of this process. Processes share none, because a transaction of one would hold back the feed
+    of another."""
+    if obstacle := servers.find_obstacle():
+        pytest.skip(obstacle)
+    with servers.run_postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: servers.PostgresTestServer) -> Iterator[str]:
+    """The DSN of an empty database with the schema of the store."""
+    with postgres_server.lend_store_database() as url:
+        yield url

@@ -33,6 +33,7 @@ from everhold.core.entries import (
     StopRequested,
     Took,
 )
+from everhold.core.store_rows import SALT_BYTES, DuplicateEntry, build_entry_row
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import SHARED_NAMESPACES, Change, Claim, CommitResult, SessionOpening, Step
@@ -180,7 +181,7 @@ def _check_state_version(change: Change, version: int) -> None:
         raise Conflict(f"shared state records are at version {version}, not {change.state_seen}")
 
 
-def _find_duplicate(cur: apsw.Cursor, change: Change) -> entries.DuplicateEntry | None:
+def _find_duplicate(cur: apsw.Cursor, change: Change) -> DuplicateEntry | None:
     """The existing entry with the dedup key of one of the change's entries."""
     for draft in change.entries:
         if draft.dedup is not None and (found := entries.find_duplicate(cur, draft)) is not None:
@@ -199,7 +200,7 @@ def _apply_sessionless(cur: apsw.Cursor, change: Change) -> CommitResult:
 
 
 def _apply_duplicate(
-    cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: entries.DuplicateEntry, *, now: float
+    cur: apsw.Cursor, change: Change, held: cursors.HeldCursor | None, found: DuplicateEntry, *, now: float
 ) -> CommitResult:
     """Append nothing, because the entry exists, but write the offset and cursor, so that it is not delivered again."""
     for write in change.state_writes:
@@ -385,7 +386,7 @@ def append_messages(
     asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
     heads = {row[0]: row for row in cur.execute(_SELECT_HEADS, (_encoder.encode(asked).decode(),))}
     version = state_records.read_state_version(cur)
-    salts = chance.bytes(entries.SALT_BYTES * len(changes))
+    salts = chance.bytes(SALT_BYTES * len(changes))
     salt = 0
     grown: dict[str, int] = {}
     rows, pending, placed = [], [], []
@@ -397,10 +398,10 @@ def append_messages(
             raise Conflict(f"{address} no longer leads to session {session} with the title {title!r}")
         seq = grown.get(session) or head[3]
         grown[session] = seq + 1
-        rows.append(entries.build_row(session, seq, draft, at=change.at, salt=salts[salt : salt + entries.SALT_BYTES]))
+        rows.append(build_entry_row(session, seq, draft, at=change.at, salt=salts[salt : salt + SALT_BYTES]))
         pending.append((session, seq, draft.body.asks))  # type: ignore[union-attr]
         placed.append((change, seq, head))
-        salt += entries.SALT_BYTES
+        salt += SALT_BYTES
     entries.insert_rows(cur, rows)
     pos = cur.connection.last_insert_rowid() - len(rows)
     operations.add_pending_messages(cur, pending)

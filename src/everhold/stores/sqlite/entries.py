@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 import apsw
 import msgspec
 
 from everhold.core.entries import (
-    BODY_TYPES,
     BODY_VERSION,
     OWN_OPERATION,
     Began,
@@ -19,11 +18,17 @@ from everhold.core.entries import (
     Entry,
     EntryDraft,
     EntryKind,
-    Heard,
     decode_body,
-    encode_with_digest,
 )
 from everhold.core.inbox import PendingMessage
+from everhold.core.store_rows import (
+    SALT_BYTES,
+    DuplicateEntry,
+    EntryRow,
+    KeyedEntry,
+    build_entry_row,
+    compare_duplicate,
+)
 from everhold.errors import InvalidRequest, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import PAGE_BYTES, EntryPage
@@ -37,29 +42,13 @@ _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, diges
 _BODY_COLUMN: Final = _COLUMNS.split(", ").index("body")
 _OWN_COLUMNS: Final = _COLUMNS.removeprefix("session, ")
 _KIND_BY_NAME: Final = {kind.value: kind for kind in EntryKind}
-_NAME_BY_BODY: Final[dict[type, str]] = {body: kind.value for kind, body in BODY_TYPES.items()}
 _KNOWN_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in EntryKind)
 _UNREADABLE: Final = f"version > {BODY_VERSION} or kind not in ({_KNOWN_KINDS})"
 """An entry that this build cannot read. It is in every result, so that no consumer skips it."""
 
 
-SALT_BYTES: Final = 16
-"""Random bytes in each digest."""
-
-EntryRow: TypeAlias = tuple[int | None, str, int, str, int | None, str, float, int, str, bytes, bytes, str | None]
-
-
 class DedupKeyTaken(InvalidRequest):
     """Another entry has this dedup key or this place."""
-
-
-class DuplicateEntry(NamedTuple):
-    """The existing entry with a dedup key."""
-
-    session: str
-    seq: int
-    pos: int
-    differs: bool
 
 
 def append_entries(
@@ -94,7 +83,7 @@ def append_entries(
                     raise InvalidRequest(
                         f"session {session}: an entry belongs to operation {op}, which its change does not name"
                     )
-            found.append(build_row(session, seq, draft, at=at, salt=chance.bytes(SALT_BYTES), op=op, pos=pos))
+            found.append(build_entry_row(session, seq, draft, at=at, salt=chance.bytes(SALT_BYTES), op=op, pos=pos))
             seq += 1
             pos = None
         if seq == first + 1:
@@ -109,18 +98,6 @@ def append_entries(
     except apsw.ConstraintError as error:
         raise DedupKeyTaken(f"session {session}: two entries have the same dedup key, or the same place") from error
     return [one[4] for one in found]
-
-
-def build_row(
-    session: str, seq: int, draft: EntryDraft, *, at: float, salt: bytes, op: int | None = None, pos: int | None = None
-) -> EntryRow:
-    """Build the row of an entry."""
-    body, author = draft.body, draft.author
-    if draft.at is not None:
-        at = draft.at
-    kind = _NAME_BY_BODY[type(body)]
-    text, seal = encode_with_digest(body, salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=at)
-    return pos, session, seq, kind, op, author, at, BODY_VERSION, text, salt, seal, draft.dedup
 
 
 def insert_rows(cur: apsw.Cursor, rows: Sequence[EntryRow]) -> None:
@@ -139,18 +116,7 @@ def find_duplicate(cur: apsw.Cursor, draft: EntryDraft) -> DuplicateEntry | None
     row = cur.execute("select session, seq, pos, kind, body from entries where dedup = ?", (draft.dedup,)).fetchone()
     if row is None:
         return None
-    session, seq, pos, kind, text = row
-    differs = False
-    if text is not None and isinstance(draft.body, Heard):
-        stored = decode_body(EntryKind(kind), text)
-        differs = isinstance(stored, Heard) and _list_sent_content(stored) != _list_sent_content(draft.body)
-    return DuplicateEntry(session, seq, pos, differs)
-
-
-def _list_sent_content(heard: Heard) -> tuple[object, ...]:
-    """Return what the sender sent. Quoted and embedded text does not count, because a platform may add it later."""
-    forwarded = tuple(piece for piece in heard.pieces if piece.source == "forwarded")
-    return heard.text, heard.attachments, forwarded
+    return compare_duplicate(KeyedEntry(*row), draft)
 
 
 def has_thought_after(cur: apsw.Cursor, pos: int) -> bool:

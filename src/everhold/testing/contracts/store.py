@@ -8,7 +8,7 @@ class TestMyStore(StoreContract):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ class StoreContract(
     PeopleStoreContract,
     StoreHostsContract,
 ):
-    def open(self, home: Path, now: Callable[[], float]) -> Store:
+    def open(self, home: Path, now: Callable[[], float]) -> Store | Awaitable[Store]:
         """Open a new, empty store that may use the directory `home`. Its clock is `now`."""
         raise NotImplementedError
 

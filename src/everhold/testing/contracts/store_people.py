@@ -196,12 +196,20 @@ class PeopleStoreContract:
             rows = await store.list_peers(memory="m", agent="main", identities=("telegram:1",))
             return [(row.from_pos, row.peer) for row in rows]
 
+        await scenario.commit_heard("before")
+        earlier = await store.last_pos()
         await record("first")
         seq = await scenario.commit_heard("hello")
         said = (await store.get_entry("s", seq)).pos
         await record("first")
-        assert await list_rows() == [(said, "first")], "it is in force already"
+        ((begins, peer),) = await list_rows()
+        assert earlier < begins <= said, "it applies to the next entry and to none before"
+        assert peer == "first", "it is in force already"
         await record("second")
         await record("third")
-        assert await list_rows() == [(said, "first"), (said + 1, "third")], "the second one applied to nothing"
+        later = (await store.get_entry("s", await scenario.commit_heard("again"))).pos
+        rows = await list_rows()
+        assert [row for row in rows if row[0] <= said] == [(begins, "first")]
+        assert said < rows[-1][0] <= later
+        assert rows[-1][1] == "third", "the second one applied to nothing"
         assert await store.list_peers(memory="m", agent="main", identities=()) == []

@@ -204,7 +204,7 @@ def get_heard_text(entry: Entry) -> str:
 
 
 class OpensStore(Protocol):
-    def open(self, home: Path, now: Callable[[], float]) -> Store: ...
+    def open(self, home: Path, now: Callable[[], float]) -> Store | Awaitable[Store]: ...
 
 
 def store_promise(test: Callable[[Any, StoreScenario], Awaitable[None]]) -> Callable[[Any, Path], None]:
@@ -213,7 +213,8 @@ def store_promise(test: Callable[[Any, StoreScenario], Awaitable[None]]) -> Call
     def run(self: OpensStore, tmp_path: Path) -> None:
         async def play() -> None:
             clock = StoreClock()
-            store = self.open(tmp_path, clock)
+            opened = self.open(tmp_path, clock)
+            store = await opened if isinstance(opened, Awaitable) else opened
             try:
                 scenario = StoreScenario(store, clock)
                 await scenario.open_session("s")
