@@ -15,7 +15,7 @@ from everhold.config.settings import StoreSettings
 from everhold.errors import EverholdError, StoreError
 from everhold.infra.home import Home
 from everhold.ports.clock import RandomSource
-from everhold.ports.store_files import OpenStore, RestorePlan, RestoreResult, StoreCheckup
+from everhold.ports.store_files import OpenStore, RestorePlan, RestoreResult, ServerCheckup, StoreCheckup
 from everhold.stores.sqlite import checkup, errors, restore, shape
 from everhold.stores.sqlite.disk_guard import DiskGuardedStore
 from everhold.stores.sqlite.store import SqliteStore
@@ -33,22 +33,27 @@ async def open_server_store(home: Home, settings: StoreSettings, *, chance: Rand
             f"{home.store} has not been moved to the server that store.url names",
             remedy="everhold store move --to URL; or move the file away, if it is not needed",
         )
-    server = _import_server_stores()
-    return await server.open_shared_store(
-        settings.build_dsn().reveal(), connections=settings.connections, chance=chance
-    )
-
-
-def _import_server_stores() -> Any:
-    """Return the module that opens stores on PostgreSQL. Its driver is an extra."""
     try:
-        from everhold.stores.postgres import shared_store
+        from everhold.stores.postgres.shared_store import open_shared_store  # its driver is an extra
     except ImportError as error:
-        raise StoreError(
-            f"store.url needs the driver of PostgreSQL, which is not installed ({error.name})",
-            remedy="pip install 'everhold[postgres]'",
-        ) from error
-    return shared_store
+        raise _build_driver_error(error) from error
+    return await open_shared_store(settings.build_dsn().reveal(), connections=settings.connections, chance=chance)
+
+
+async def examine_server(settings: StoreSettings) -> ServerCheckup:
+    """Examine the database server that is configured. Changes nothing."""
+    try:
+        from everhold.stores.postgres.server_check import examine_server
+    except ImportError as error:
+        raise _build_driver_error(error) from error
+    return await examine_server(settings.build_dsn().reveal())
+
+
+def _build_driver_error(error: ImportError) -> StoreError:
+    return StoreError(
+        f"store.url needs the driver of PostgreSQL, which is not installed ({error.name})",
+        remedy="pip install 'everhold[postgres]'",
+    )
 
 
 def open_temporary_store(path: Path, *, chance: RandomSource) -> OpenStore:
