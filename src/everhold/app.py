@@ -73,8 +73,6 @@ if TYPE_CHECKING:
     from everhold.api.server import HttpServer
 
 DRAIN_SECONDS: Final = 30.0
-SHARED_LEASE_SECONDS: Final = 30.0
-"""The lease of a cursor if other hosts share the store. They wait so long before they continue what a dead host did."""
 FIRST_BACKUP_DELAY_SECONDS: Final = 5.0
 BACKUP_POLL_SECONDS: Final = 60.0
 PAIRING_TIDY_SECONDS: Final = 600.0
@@ -212,6 +210,7 @@ class GatewayApp:
             clock=self.clock,
             chance=chance,
             log=log,
+            lease_seconds=self.start_settings.store.lease_seconds / 2,
         )
 
     def _open_file_store(self) -> OpenedHome:
@@ -327,7 +326,7 @@ class GatewayApp:
             on_text=self._on_text,
             peers=self.peers,
             poll_seconds=None if self.store.is_exclusive else self.start_settings.store.poll_seconds,
-            lease_seconds=LEASE_SECONDS if self.store.is_exclusive else SHARED_LEASE_SECONDS,
+            lease_seconds=LEASE_SECONDS if self.store.is_exclusive else self.start_settings.store.lease_seconds,
         )
 
     def _build_outside(self) -> None:
@@ -346,6 +345,7 @@ class GatewayApp:
             locks=lambda: find_locks_directory(environ),
             chat_aliases=self.chat_aliases,
             owner=self.gates.owner,
+            lease_seconds=self.start_settings.store.lease_seconds / 2,
         )
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log

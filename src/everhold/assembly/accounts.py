@@ -101,7 +101,6 @@ class PlatformAccounts:
         token_retry_seconds: float = TOKEN_RETRY_SECONDS,
         owner: str = "",
         lease_seconds: float = ACCOUNT_LEASE_SECONDS,
-        poll_seconds: float = ACCOUNT_POLL_SECONDS,
     ) -> None:
         """`owner` names this process in the claims of accounts. It matters only if other hosts share the store."""
         self.accounts: dict[AccountKey, PlatformAccount] = {}
@@ -121,7 +120,7 @@ class PlatformAccounts:
         self._token_retry_seconds = token_retry_seconds
         self._owner = owner
         self._lease_seconds = lease_seconds
-        self._poll_seconds = poll_seconds
+        self._poll_seconds = min(ACCOUNT_POLL_SECONDS, lease_seconds / RENEWALS_PER_LEASE)
         self._settings: Settings | None = None
         self._problems: dict[AccountKey, ConfigProblem] = {}
         self._listening = False

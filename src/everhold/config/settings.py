@@ -79,6 +79,8 @@ class StoreSettings(ConfigSection):
     """The variable with the password, if `url` needs one."""
     poll_seconds: float = Field(default=0.5, ge=0.05, le=60)
     """How often a host looks for work that another host accepted. Hints of the database make it faster."""
+    lease_seconds: float = Field(default=30.0, ge=3, le=600)
+    """How long after the death of a host another one continues its turns; its accounts move after half of that."""
     connections: int = Field(default=8, ge=3, le=100)
     """How many connections this host opens to the database."""
     host_name: Text | None = None
@@ -119,7 +121,7 @@ class StoreSettings(ConfigSection):
         return SecretString(insert_password(self.url, self.password.reveal() if self.password else ""))
 
 
-_SERVER_KEYS: Final = frozenset({"poll_seconds", "connections", "host_name", "shared_paths"})
+_SERVER_KEYS: Final = frozenset({"poll_seconds", "lease_seconds", "connections", "host_name", "shared_paths"})
 
 
 # -- HTTP, models, memories --------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from everhold.ports.memory import Exchange
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import DeadLetter, Operation, Receipt, StateNamespace, make_state_scope
 from everhold.ports.tool import ToolEffect
-from everhold.testing.kill.child import open_trial_store
+from everhold.testing.kill.child import ChildProcessRandom, open_trial_store
 from everhold.testing.kill.people import KillPeople
 from everhold.testing.kill.world import (
     SPENDING_DAY,
@@ -147,7 +147,8 @@ async def read_store(
     home: Path, *, name: str = "log.db", url: str = "", identities: Sequence[str] = (), budgets: Sequence[str] = ()
 ) -> StoreContents:
     """Open the store of the last process and verify it. `url` is the address of a PostgreSQL database."""
-    store = await open_trial_store(home, url, chance=_NoRandomSource(), name=name)
+    # a store on a server records that it was opened
+    store = await open_trial_store(home, url, chance=ChildProcessRandom() if url else _NoRandomSource(), name=name)
     try:
         audited = await store.audit()
         problems = [f"the store is inconsistent: {text}" for text in audited.contradictions]
