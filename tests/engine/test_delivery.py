@@ -446,20 +446,26 @@ class TestRule12Destinations:
         """A draft is identified by the turn's id. After a power cut a turn with another id would
         show a second draft.
         """
-        growing(gateway)
+        platform = growing(gateway)
         assert gateway.process is not None
-        disk, lasting = gateway.process.disk, list[bool]()
-        real = disk.commit
+        disk, seen = gateway.process.disk, list[str]()
+        real, draft = disk.commit, platform.draft
 
         async def commit(change: Change) -> CommitResult:
-            if change.step is Step.BEGIN:
-                lasting.append(change.durable)
-            return await real(change)
+            done = await real(change)
+            if change.durable:  # then the disk has everything that was committed before, too
+                seen.append(change.step.value)
+            return done
+
+        async def show(out: OutgoingMessage) -> str:
+            seen.append("shown")
+            return await draft(out)
 
         disk.commit = commit  # type: ignore[method-assign]  # a disk that loses nothing does not tell
+        platform.draft = show  # type: ignore[method-assign]
         gateway.send_message("write", rest=False)
         gateway.run_until_idle(30)
-        assert lasting == [True]
+        assert seen[: seen.index("shown") + 1] == [Step.ACCEPT.value, Step.DRAFT.value, "shown"]
 
     def test_a_failed_turn_replaces_its_draft_with_the_failure(self, gateway: InProcessGateway) -> None:
         platform = growing(gateway, fails=Refused("no such model"))

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import ChatLocation, Said, ToolCall
 from everhold.errors import InDoubt, Refused, Transient
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage
 from everhold.ports.store import Change, CommitResult, Step
-from everhold.testing.fakes import FakeModel, FakePlatform
+from everhold.ports.tool import ToolEffect
+from everhold.testing.fakes import FakeModel, FakePlatform, FakeTool
 from everhold.testing.gateway import InProcessGateway
 
 from .test_delivery import SlowModel
@@ -108,6 +109,93 @@ def test_a_lost_draft_becomes_the_reply_where_it_can_be_found(
     gateway: InProcessGateway, delivery: DeliveryGuarantee, fault: str
 ) -> None:
     platform = answer_with_fault(gateway, delivery, fault)
+    assert list(platform.visible.values()) == [FULL]
+    assert count_in_doubt(gateway) == 0
+
+
+class HistoryPlatform(DraftingPlatform):
+    """A platform that is probed in its history, like Slack: a message has one key, which an edit replaces, and a probe
+    looks back to the message that is replied to."""
+
+    def __init__(self, *, fault: str = "", lost_edits: int = 0) -> None:
+        super().__init__(PROBE, fault=fault)
+        self.lost_edits = lost_edits
+        """How many edits are carried out without an answer."""
+        self.newest = ""
+        """The newest message that a person wrote."""
+        self.shown_after: dict[str, str] = {}
+        """remote id -> the newest message at that time."""
+
+    def receive_sent(self, out: OutgoingMessage) -> str:
+        remote = super().receive_sent(out)
+        self.shown_after.setdefault(remote, self.newest)
+        return remote
+
+    async def send(self, out: OutgoingMessage) -> str:
+        remote = await super().send(out)
+        if out.edits:
+            self.arrived = {key: it for key, it in self.arrived.items() if it[0] != remote or key == out.key}
+            self.lost_edits -= 1
+            if self.lost_edits >= 0:
+                raise Transient("the answer to an edit was lost")
+        return remote
+
+    async def probe(self, out: OutgoingMessage) -> str | None:
+        remote = await super().probe(out)
+        return remote if remote is not None and self.shown_after[remote] >= out.to.message else None
+
+
+def use_history(gateway: InProcessGateway, platform: HistoryPlatform) -> None:
+    use_drafts(gateway, PROBE)
+    gateway.platform = platform
+    gateway.runtimes.platforms[("fake", "main")] = platform
+    gateway.runtimes.drafts[("fake", "main")] = platform
+
+
+def write_numbered(gateway: InProcessGateway, platform: HistoryPlatform, number: str) -> None:
+    platform.newest = number
+    gateway.send_message("write", rest=False, id=number)
+
+
+@pytest.mark.parametrize("lost_edits", [1, 3])
+def test_a_lost_draft_whose_edit_was_lost_is_not_sent_again(gateway: InProcessGateway, lost_edits: int) -> None:
+    platform = HistoryPlatform(fault="answer lost", lost_edits=lost_edits)
+    use_history(gateway, platform)
+    write_numbered(gateway, platform, "1")
+    gateway.run_until_idle(120)
+    gateway.assert_sound()
+    assert list(platform.visible.values()) == [FULL]
+    assert count_in_doubt(gateway) == 0
+
+
+class LookingModel(SlowModel):
+    """Calls a tool in its first answer."""
+
+    def __init__(self) -> None:
+        super().__init__("piece by piece ")
+        self.has_looked = False
+
+    async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
+        answer = await super().answer(request, on_text=on_text)
+        if self.has_looked:
+            return answer
+        self.has_looked = True
+        return ModelResponse(text=answer.text, calls=(ToolCall("c1", "look"),))
+
+
+def test_a_lost_draft_is_found_though_a_newer_message_joined_its_turn(gateway: InProcessGateway) -> None:
+    platform = HistoryPlatform(fault="answer lost")
+    use_history(gateway, platform)
+    gateway.runtimes.model = LookingModel()
+    gateway.runtimes.tools = {"look": FakeTool("look", ToolEffect.PURE)}
+    gateway.runtimes.settings["busy_policy"] = "steer"
+    write_numbered(gateway, platform, "1")
+    gateway.pass_time(5)
+    write_numbered(gateway, platform, "2")
+    gateway.run_until_idle(120)
+    gateway.assert_sound()
+    (said,) = gateway.read_bodies(gateway.run(gateway.store.list_sessions())[0].id, Said)
+    assert said.to.message == "2", "the reply goes to the newer message"
     assert list(platform.visible.values()) == [FULL]
     assert count_in_doubt(gateway) == 0
 
@@ -230,7 +318,8 @@ def test_a_streamed_reply_waits_for_the_disk_as_often_as_before(gateway: InProce
     gateway.send_message("write", rest=False)
     gateway.run_until_idle(30)
     assert (steps[Step.DRAFT], waits[Step.DRAFT]) == (2, 1), "before it is sent, and the answer without waiting"
-    assert waits.total() == 6, "accept, begin, draft, end, delivery.send and delivery.done"
+    assert waits[Step.BEGIN] == 0, "the commit before the draft waits for the disk, too"
+    assert waits.total() == 5, "accept, draft, end, delivery.send and delivery.done"
 
 
 class PacedModel(FakeModel):

@@ -22,9 +22,9 @@ from everhold.core.entries import _DECODERS, EntryKind, decode_body, encode_body
 from everhold.core.memory_files import parse_memory_file
 from everhold.errors import EverholdError
 from everhold.hermes.reader.database import HermesDatabase
+from everhold.infra.http1 import MAX_INFLATED_BYTES, _Http1Connection
 from everhold.models.anthropic import _AnthropicResponseReader
 from everhold.models.errors import MAX_EXCERPT_CHARS, ModelEndpoint, parse_duration, parse_error_body
-from everhold.models.http1 import MAX_INFLATED_BYTES, _Http1Connection
 from everhold.models.http_client import SseParser, StreamTooLarge
 from everhold.models.openai import _OpenAIResponseReader
 from everhold.ports.model import ModelRequest

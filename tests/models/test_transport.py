@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import trustme
 
-from everhold.models.http1 import Http1Transport
-from everhold.models.http_client import _has_proxy
-from everhold.models.proxy import ProxyTransport
-from everhold.models.transport import (
+from everhold.infra.http1 import Http1Transport
+from everhold.infra.http_transport import (
     BodyUndecodable,
-    ModelTransport,
+    HttpTransport,
     TransportBroken,
     TransportTimeout,
     TransportUnreachable,
 )
+from everhold.models.http_client import _has_proxy
+from everhold.models.proxy import ProxyTransport
 from tests.waiting import LIMIT_SECONDS
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -75,7 +75,7 @@ def make_transport(
     *,
     trust: ssl.SSLContext | None = None,
     seconds: float = LIMIT_SECONDS,
-) -> ModelTransport:
+) -> HttpTransport:
     scheme, host = ("https", "localhost") if trust else ("http", "127.0.0.1")
     return way(
         f"{scheme}://{host}:{port}/v1/x?y=1",
@@ -86,7 +86,7 @@ def make_transport(
     )
 
 
-async def read_response(way: ModelTransport, body: bytes = b"{}") -> tuple[int, bytes]:
+async def read_response(way: HttpTransport, body: bytes = b"{}") -> tuple[int, bytes]:
     async with way.post(body) as reply:
         return reply.status, b"".join([piece async for piece in reply.iterate_body()])
 

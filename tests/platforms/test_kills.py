@@ -2,27 +2,32 @@
 
 Each run has a home of its own, three people, a model that streams, and a platform that drops connections before or
 after it carried a send out, and that sometimes answers late when missed messages are read. `make prove PART=platforms`
-kills each of the four platforms 300 times (KILLS=1000) and injects at least one fault per kill. Each run appends a line
-to the file that EVERHOLD_PLATFORM_TABLE names.
+kills each of the four platforms 300 times (KILLS=1000) and injects at least one fault per kill.
+
+Each run appends a line to the file that EVERHOLD_PLATFORM_TABLE names (`out/platform-kills.jsonl`). A run that passed
+on the same commit is not repeated, so an interrupted proof continues where it was. `python -m
+tests.platforms.kill_table` prints the table.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from msgspec import Struct, structs
+from msgspec import Struct
 
+from everhold.core.turn import MAX_TURN_ATTEMPTS
 from everhold.testing.model_server import ModelServer, ModelServerReply, ModelServerStep, ReceivedModelRequest
 from everhold.testing.platforms.discord import DiscordServer
 from everhold.testing.platforms.loopback import LoopbackServer
@@ -40,6 +45,7 @@ from tests.kill.test_sockets import (
     SlackUnderTest,
     read_heard,
 )
+from tests.platforms.kill_table import KillCounts, has_passed
 from tests.platforms.remote_matrix import FaultyProxy
 from tests.platforms.remote_telegram import TOKEN
 from tests.waiting import LIMIT_SECONDS
@@ -51,6 +57,9 @@ PLATFORMS: Final = ("telegram", "discord", "slack", "matrix")
 END: Final = "(end)"
 FILLER: Final = "and here is what there is to say about it, piece by piece, "
 PATIENCE_SECONDS: Final = 6 * LIMIT_SECONDS
+POLL_SECONDS: Final = 0.1
+LONGEST_GAP_SECONDS: Final = 1.2
+"""A reply grows for about as long."""
 MAX_WAITING_FAULTS: Final = 4
 """More faults in a row would only lengthen the delays between the attempts of one send."""
 
@@ -133,31 +142,15 @@ class FaultyPlatform(Struct, frozen=True):
             self.running.run(release())
 
 
-class KillCounts(Struct, kw_only=True):
-    """The result of one run."""
-
-    platform: str
-    kills: int = 0
-    faults: int = 0
-    sent: int = 0
-    acknowledged: int = 0
-    lost: int = 0
-    doubled: int = 0
-    """Replies that are shown more than once, and parts of replies that are shown beside the reply."""
-    counted: int = 0
-    """How many deliveries `status` counts as in doubt."""
-    reordered: int = 0
-    given_up: int = 0
-
-    def append_to_table(self) -> None:
-        if path := os.environ.get("EVERHOLD_PLATFORM_TABLE"):
-            with Path(path).open("a") as table:
-                table.write(json.dumps(structs.asdict(self)) + "\n")
-
-
 @pytest.fixture(params=PLATFORMS)
-def platform(request: pytest.FixtureRequest) -> Iterator[FaultyPlatform]:
-    match request.param:
+def platform_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def platform(request: pytest.FixtureRequest, platform_name: str) -> Iterator[FaultyPlatform]:
+    match platform_name:
         case "telegram":
             with serve_in_thread(TelegramServer) as telegram:
                 yield FaultyPlatform(
@@ -221,7 +214,7 @@ def run_kills(home: CommandHome, platform: FaultyPlatform, *, seed: int, kills: 
     gateway: GatewayProcess = home.start_gateway()
     for person in PEOPLE:
         write(person)
-        wait_until(partial(lambda person: read_heard(home, remote.chat(person)) == sent[person], person))
+        wait_until_heard(home, remote, sent[person], person)
     planned = 0
 
     def plan_faults() -> None:
@@ -234,73 +227,155 @@ def run_kills(home: CommandHome, platform: FaultyPlatform, *, seed: int, kills: 
         for _ in range(chance.randint(1, 4)):
             write(chance.choice(PEOPLE))
         plan_faults()
-        if chance.random() < 0.2:  # so that a chat that waits after a kill gets its answer
-            wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
+        if chance.random() < 0.1:  # so that a chat that waits after a kill gets its answer
+            wait_until_idle(home)
+        elif chance.random() < 0.5:
+            wait_for_send(platform)
+            time.sleep(chance.uniform(0.0, 0.1))
         else:
-            time.sleep(chance.uniform(0.0, 2.0))
+            time.sleep(chance.uniform(0.0, LONGEST_GAP_SECONDS))
         gateway.kill()
         counts.kills += 1
         for _ in range(chance.randint(0, 3)):
             write(chance.choice(PEOPLE))
         if chance.random() < 0.3:
-            with platform.slow_history(chance.uniform(0.0, 2.0)):
+            with platform.slow_history(chance.uniform(0.0, LONGEST_GAP_SECONDS)):
                 gateway = home.start_gateway()
                 for person in PEOPLE:
                     write(person)
         else:
             gateway = home.start_gateway()
+    stayed = time.monotonic()
     for person in PEOPLE:
         write(person)
-        wait_until(
-            partial(lambda person: len(read_heard(home, remote.chat(person))) >= len(sent[person]), person),
-            seconds=PATIENCE_SECONDS,
-        )
-    wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
+    wait_until_idle(home)
+    counts.settled_seconds = round(time.monotonic() - stayed, 1)
     while planned - platform.count_waiting_faults() < kills:
         plan_faults()
         for person in PEOPLE:
             write(person)
-            wait_until(partial(lambda person: sent[person][-1] in read_heard(home, remote.chat(person)), person))
-        wait_until(partial(is_idle, home), seconds=PATIENCE_SECONDS)
+            wait_until_heard(home, remote, sent[person], person)
+        wait_until_idle(home)
     counts.faults = planned - platform.count_waiting_faults()
     counts.counted = json.loads(home.run_in_process("status", "--json").out)["in_doubt"]
-    for person in PEOPLE:
-        compare_chat(counts, sent[person], read_heard(home, remote.chat(person)), remote.said(person))
+    counts.suspects, counts.suspects_answered = count_suspects(home)
+    problems = [
+        problem
+        for person in PEOPLE
+        for problem in compare_chat(counts, sent[person], read_heard(home, remote.chat(person)), remote.said(person))
+    ]
     home.run_in_process("audit").ok()
     gateway.kill()
+    if counts.doubled > counts.counted or counts.lost or counts.reordered or counts.given_up:
+        counts.problems = [*problems, *list_relevant_log_lines(home)]
     return counts
 
 
-def is_idle(home: CommandHome) -> bool:
-    status = json.loads(home.run_in_process("status", "--json").out or '{"waiting": [1]}')
-    return not status["waiting"] and not status["pending"]
+def wait_until_heard(home: CommandHome, remote: PlatformUnderTest, sent: list[str], person: int) -> None:
+    wait_until(lambda: sent[-1] in read_heard(home, remote.chat(person)), seconds=PATIENCE_SECONDS)
 
 
-def compare_chat(counts: KillCounts, sent: list[str], heard: list[str], said: list[str]) -> None:
-    """Add what one chat shows."""
+def wait_for_send(platform: FaultyPlatform) -> None:
+    """Wait until the gateway makes the next call that shows something, but not for long."""
+    before = count_sends(platform)
+    end = time.monotonic() + LONGEST_GAP_SECONDS
+    while count_sends(platform) == before and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def count_sends(platform: FaultyPlatform) -> int:
+    return sum(name in platform.send_calls for name, _ in list(platform.server.calls))
+
+
+def wait_until_idle(home: CommandHome) -> None:
+    """Wait until everything is answered and delivered. It reads the store, because questions slow the gateway down."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while left := list_left_work(home):
+        if time.monotonic() > end:
+            lines = "\n".join([*left, *list_relevant_log_lines(home)[-80:]])
+            raise AssertionError(f"after {PATIENCE_SECONDS:g} s this is left to do:\n{lines}")
+        time.sleep(POLL_SECONDS)
+
+
+def list_left_work(home: CommandHome) -> list[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{home.path / 'everhold.db'}?mode=ro", uri=True)) as store:
+        cursors = store.execute(
+            "select consumer, session, in_flight, attempts, since, wait, due, owner, error from cursors "
+            "where since is not null or in_flight is not null"
+        ).fetchall()
+        pending = store.execute("select session, seq from pending where asks").fetchall()
+        running = store.execute(
+            "select session, op, type, attempts, paused from operations where state = 'running'"
+        ).fetchall()
+    return [str(row) for row in (*cursors, *pending, *running)]
+
+
+def count_suspects(home: CommandHome) -> tuple[int, int]:
+    """How many turns were started more than five times, and how many of them ended with an answer."""
+    with contextlib.closing(sqlite3.connect(f"file:{home.path / 'everhold.db'}?mode=ro", uri=True)) as store:
+        rows = store.execute(
+            "select entries.body from operations join entries using (session, op) "
+            "where operations.type = 'turn' and operations.attempts > ? and entries.kind = 'ended'",
+            (MAX_TURN_ATTEMPTS,),
+        ).fetchall()
+    outcomes = [json.loads(body).get("outcome", "done") for (body,) in rows]  # a default is not stored
+    return len(outcomes), outcomes.count("done")
+
+
+def list_relevant_log_lines(home: CommandHome) -> list[str]:
+    """The log lines about drafts, resumed turns and deliveries."""
+    words = ("in_doubt", "draft", "resumed", "delivery.", "turn.waiting", "failed")
+    lines = [
+        line
+        for path in sorted((home.path / "logs").rglob("*"), key=lambda it: it.stat().st_mtime)
+        if path.is_file()
+        for line in path.read_text(errors="replace").splitlines()
+    ]
+    return [line for line in lines if any(word in line for word in words)]
+
+
+def compare_chat(counts: KillCounts, sent: list[str], heard: list[str], said: list[str]) -> list[str]:
+    """Add what one chat shows; return what is wrong with it."""
     counts.acknowledged += len(heard)
-    counts.lost += len(set(sent) - set(heard))
+    lost = set(sent) - set(heard)
+    counts.lost += len(lost)
     counts.reordered += int([text for text in sent if text in heard] != list(dict.fromkeys(heard)))
     whole = [text for text in said if text.endswith(END)]
-    counts.doubled += sum(count - 1 for count in Counter(whole).values())
-    counts.doubled += sum(text.startswith("noted") and not text.endswith(END) for text in said)
-    counts.given_up += sum(text.startswith("I could not answer") for text in said)
+    doubled = [text for text, count in Counter(whole).items() for _ in range(count - 1)]
+    doubled += [text for text in said if text.startswith("noted") and not text.endswith(END)]
+    counts.doubled += len(doubled)
+    unanswered = [text for text in said if text.startswith("I could not answer")]
+    counts.given_up += len(unanswered)
     numbers = [int(found[1]) for text in dict.fromkeys(whole) if (found := re.search(r"up to: m(\d+)\.", text))]
     counts.reordered += int(numbers != sorted(numbers))
-    if not counts.given_up and sent[-1] not in " ".join(whole):
-        counts.lost += 1
+    silent = sent[-1] not in " ".join(whole)
+    counts.lost += int(silent)
+    return [
+        *(f"lost: {text}" for text in sorted(lost)),
+        *(f"doubled: {text}" for text in doubled),
+        *unanswered,
+        *([f"not answered: {sent[-1]}"] if silent else []),
+    ]
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("run", range(FROM // KILLS_PER_RUN, -(-KILLS // KILLS_PER_RUN)))
 def test_kills_and_lost_sends_lose_nothing_and_count_what_is_doubled(
-    home: CommandHome, platform: FaultyPlatform, run: int
+    run: int, request: pytest.FixtureRequest, platform_name: str
 ) -> None:
+    if has_passed(platform_name, run, KILLS_PER_RUN):
+        return  # on this commit, in an earlier call
+    platform: FaultyPlatform = request.getfixturevalue("platform")
+    home: CommandHome = request.getfixturevalue("home")
+    began = time.monotonic()
     counts = run_kills(home, platform, seed=run, kills=KILLS_PER_RUN)
+    counts.run, counts.seconds = run, round(time.monotonic() - began, 1)
     counts.append_to_table()
     assert (counts.lost, counts.reordered) == (0, 0), counts
     assert counts.acknowledged == counts.sent, counts
+    assert counts.suspects_answered == counts.suspects, counts
+    assert counts.given_up == 0, counts
     assert counts.doubled <= counts.counted, f"a double is not counted: {counts}"
     if platform.remote.name != "telegram":
         assert counts.doubled == 0, counts

@@ -17,6 +17,14 @@ from msgspec import Struct
 
 from everhold.errors import InvalidRequest
 from everhold.infra.deadline import TaskDeadline
+from everhold.infra.http_transport import (
+    BodyUndecodable,
+    HttpTransport,
+    TransportBroken,
+    TransportResponse,
+    TransportTimeout,
+    TransportUnreachable,
+)
 from everhold.infra.secret import SecretString
 from everhold.models.errors import (
     ModelEndpoint,
@@ -25,14 +33,6 @@ from everhold.models.errors import (
     build_http_error,
     build_timeout_error,
     build_unreachable_error,
-)
-from everhold.models.transport import (
-    BodyUndecodable,
-    ModelTransport,
-    TransportBroken,
-    TransportResponse,
-    TransportTimeout,
-    TransportUnreachable,
 )
 from everhold.ports.clock import Clock
 
@@ -115,7 +115,7 @@ class ModelHttpClient:
         self._deadlines = deadlines
         self._clock = clock
         self._hostname = parts.hostname
-        self._transport: ModelTransport | None = None
+        self._transport: HttpTransport | None = None
 
     def __repr__(self) -> str:
         return f"<ModelHttpClient of {self.endpoint}>"
@@ -198,7 +198,7 @@ class ModelHttpClient:
         said = bytes(body[:MAX_ERROR_BODY_BYTES])
         return build_http_error(self.endpoint, status=reply.status, headers=reply.headers, body=said, now=self.now())
 
-    def _open_transport(self) -> ModelTransport:
+    def _open_transport(self) -> HttpTransport:
         if self._transport is None:
             headers = {
                 "content-type": "application/json",
@@ -211,7 +211,7 @@ class ModelHttpClient:
             if not self._loopback and _has_proxy(scheme, self._hostname):
                 from everhold.models.proxy import ProxyTransport as Way
             else:
-                from everhold.models.http1 import Http1Transport as Way  # type: ignore[assignment]  # as good as the other
+                from everhold.infra.http1 import Http1Transport as Way  # type: ignore[assignment]  # as good as the other
             self._transport = Way(
                 self._url,
                 headers=headers,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from everhold.models.transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
+from everhold.infra.http_transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
 
 if TYPE_CHECKING:
     import ssl

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 
 from msgspec import Struct, structs
 
-from everhold.core.entries import EntryDraft
+from everhold.core.entries import ChatLocation, EntryDraft
 from everhold.core.retry import is_late_arrival_harmful, resolve_in_doubt, retry_delay_seconds
 from everhold.engine.effects import deliver_outside
 from everhold.engine.gates import Gates
@@ -51,6 +51,8 @@ class DeliveryBatch(Struct, frozen=True, kw_only=True):
     """Entries to commit with the batch, once."""
     lost_draft: DeliveryItem | None = None
     """A draft that this batch shall replace. It may be visible, but its remote id is unknown."""
+    draft_place: ChatLocation | None = None
+    """Where that draft was shown, with a message that is not newer than it."""
     generation: int = 0
     """The session's generation before the batch was made. If it has changed, for example by an erasure, the batch must
     not be sent.
@@ -554,9 +556,8 @@ class DeliveryWorker:
             wait=RetryDelay(seconds=look.wait_seconds) if look.wait_seconds else None,
             release=True,
         )
-        # If the disk loses this commit, the batch in flight is still stored and is sent again.
-        resent = resolve_in_doubt(self.destination.delivery, policy="") == "resend"
-        durable = not idle and bool(not resent or outcome.dead_letters or outcome.replayed)
+        # If the disk loses this commit, the batch in flight is still stored. It is sent again, or found by a probe.
+        durable = not idle and bool(self._is_blind() or outcome.dead_letters or outcome.replayed)
         await self._commit(Step.CURSOR_SETTLE if idle else Step.DELIVERY_DONE, update, outcome, durable=durable)
         self.settled_upto_seq = upto
 

@@ -12,7 +12,17 @@ from msgspec import structs
 
 from everhold.core.attachments import format_unsent_file
 from everhold.core.consumers import ReplyPart, get_reply_parts, place_consumer
-from everhold.core.entries import OUTAGE_NOTICE, ChatLocation, Ended, Entry, EntryKind, Notified, Said
+from everhold.core.entries import (
+    OUTAGE_NOTICE,
+    Began,
+    ChatLocation,
+    Ended,
+    Entry,
+    EntryKind,
+    Heard,
+    Notified,
+    Said,
+)
 from everhold.engine.outbox.delivery import BatchScan, DeliveryBatch, FailureNotice
 from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.ports.platform import DeliveryGuarantee, OutgoingMessage, Platform, can_draft
@@ -111,8 +121,20 @@ class PlatformDestination:
         lost = delivery_batch.lost_draft
         if lost is None:
             return {out.key: await self._send(out)}
-        draft = await self._find_lost_draft(structs.replace(out, key=lost.key))
+        draft = await self._find_lost_draft(structs.replace(out, key=lost.key, to=delivery_batch.draft_place or out.to))
+        if not draft and (arrived := await self._find_earlier_edit(out, delivery_batch.draft_place or out.to)):
+            return {out.key: arrived, lost.key: arrived}
         return {out.key: await self._send(structs.replace(out, edits=draft)), lost.key: draft or UNSENT_REMOTE_ID}
+
+    async def _find_earlier_edit(self, out: OutgoingMessage, place: ChatLocation) -> str:
+        """Return the remote id of the draft if an earlier attempt has replaced it by the reply and its answer was lost.
+        Since then it has the key of the reply."""
+        if self.delivery is not DeliveryGuarantee.PROBE:
+            return ""
+        try:
+            return await self.platform.probe(structs.replace(out, to=place)) or ""
+        except (InDoubt, Refused) as error:
+            raise Transient(error.message) from error
 
     async def _send(self, out: OutgoingMessage) -> str:
         try:
@@ -171,7 +193,19 @@ class PlatformDestination:
             digest=digest,
             payload=out,
             lost_draft=DeliveryItem(seq=draft.seq, part=DRAFT_PART, key=draft.key) if draft and lost else None,
+            draft_place=await self._find_first_place(entry, place) if draft and lost else None,
         )
+
+    async def _find_first_place(self, entry: Entry, place: ChatLocation) -> ChatLocation:
+        """Return the place of the first message that the entry's turn took in this chat. The reply goes to the last
+        one, which may be newer than the draft, and a probe looks back to the message that it is given."""
+        assert entry.op is not None
+        began = await self.store.get_entry(entry.session, entry.op)
+        for seq in began.body.takes if isinstance(began.body, Began) else ():
+            taken = (await self.store.get_entry(entry.session, seq)).body
+            if isinstance(taken, Heard) and structs.replace(taken.origin, message=place.message) == place:
+                return taken.origin
+        return place
 
     async def _find_draft(self, claim: Claim, entry: Entry) -> Receipt | None:
         """Return the draft of this reply, if one was sent. The final text replaces it, or the notice that there is

@@ -128,7 +128,7 @@ class TurnWorker:
             Step.BEGIN,
             (EntryDraft(body=began, author=runtime.author),),
             generation=session.generation,
-            durable=any(self._can_show_draft(entry) for entry in glance.pending if entry.seq in taken),
+            durable=False,  # what it allows to be seen, a draft or a reply, is committed to the disk after it
         )
         work = TurnExecution(self.context, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
@@ -168,15 +168,6 @@ class TurnWorker:
             budgets=context.budgets,
             preparer=context.preparer,
         )
-
-    def _can_show_draft(self, entry: Entry) -> bool:
-        """Return whether a draft of the reply may be shown there. It is identified by the turn's id, which must not
-        change.
-        """
-        if not isinstance(entry.body, Heard):
-            return False
-        origin = entry.body.origin
-        return self.context.runtimes.find_draft_platform(origin.platform, origin.account) is not None
 
     async def settle_cursor(self, update: CursorUpdate) -> None:
         await self.context.commit(Step.CURSOR_SETTLE, (), update=update, durable=False)

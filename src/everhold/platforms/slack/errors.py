@@ -9,9 +9,28 @@ import aiohttp
 from slack_sdk.errors import SlackApiError
 
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.infra.http_transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
 
-SlackFailure: TypeAlias = SlackApiError | aiohttp.ClientError | asyncio.TimeoutError | OSError
-SLACK_ERRORS: Final = (SlackApiError, aiohttp.ClientError, asyncio.TimeoutError, OSError)
+SlackFailure: TypeAlias = (
+    SlackApiError
+    | aiohttp.ClientError
+    | asyncio.TimeoutError
+    | OSError
+    | TransportUnreachable
+    | TransportTimeout
+    | TransportBroken
+    | BodyUndecodable
+)
+SLACK_ERRORS: Final = (
+    SlackApiError,
+    aiohttp.ClientError,
+    asyncio.TimeoutError,
+    OSError,
+    TransportUnreachable,
+    TransportTimeout,
+    TransportBroken,
+    BodyUndecodable,
+)
 """All errors that a call to Slack raises."""
 
 TOKEN_ERROR_CODES: Final = frozenset(
@@ -27,7 +46,8 @@ _RATE_LIMIT_CODES: Final = frozenset("ratelimited rate_limited message_limit_exc
 
 def convert_error(error: SlackFailure, *, what: str) -> EverholdError:
     """Return the error to raise for a failed call."""
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
+    unreached = isinstance(error, TransportTimeout) and error.phase == "connection"
+    if unreached or isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL | TransportUnreachable):
         return Transient(f"Slack cannot be reached: {type(error).__name__}")
     if not isinstance(error, SlackApiError):
         return InDoubt(f"{what}: {type(error).__name__}")

@@ -1,6 +1,6 @@
-"""A direct HTTP/1.1 client for model servers: one request at a time per connection, with connection reuse.
+"""A direct HTTP/1.1 client: one request at a time per connection, with connection reuse.
 
-A general HTTP client takes several times the CPU time of the rest of a turn. This one only implements POST.
+A general HTTP client takes several times the CPU time of the rest of a turn. This one sends requests with a body.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
+from msgspec import Struct
 
-from everhold.models.transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
+from everhold.infra.deadline import TaskDeadline
+from everhold.infra.http_transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
 
 if TYPE_CHECKING:
     import ssl
@@ -28,11 +30,21 @@ MAX_BUFFERED_PIECES: Final = 64
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
 """Of one piece that arrives. Compression makes a thousand bytes of one."""
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Of an answer that is read as a whole."""
 _TARGET_PATTERN: Final = re.compile(r"[!-~]+")
 _HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE_PATTERN: Final = re.compile(r"[ -~\t]*")
 _INFLATE_WINDOW_BITS: Final = 32 + zlib.MAX_WBITS
 """Decodes gzip or zlib."""
+
+
+class HttpAnswer(Struct, frozen=True, kw_only=True):
+    """A whole answer. The header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Http1Transport:
@@ -52,22 +64,40 @@ class Http1Transport:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         host = f"[{self._host}]" if ":" in self._host else self._host
         lines = {"host": host if parts.port is None else f"{host}:{parts.port}", "accept": "*/*", **headers}
-        self._request_head = _build_request_head(target, lines)
+        self._headers = lines
+        self._target = parts.path.rstrip("/")
+        self._request_head = _build_request_head("POST", target, lines)
         self._connect_seconds = connect_seconds
         self._send_seconds = send_seconds
         self._ssl_context = trust
         self._idle: deque[_Http1Connection] = deque()
 
     def post(self, body: bytes) -> _Http1Exchange:
-        return _Http1Exchange(self, body)
+        return _Http1Exchange(self, self._request_head, body)
 
-    async def send_request(self, body: bytes) -> _Http1Connection:
+    async def fetch(
+        self, method: str, path: str, body: bytes, *, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
+    ) -> HttpAnswer:
+        """Send a request to a path below the URL, and return the whole answer. Raises TimeoutError after `seconds`."""
+        head = _build_request_head(method, f"{self._target}/{path}", self._headers)
+        received = bytearray()
+        with TaskDeadline(asyncio.get_running_loop().time() + seconds):
+            async with _Http1Exchange(self, head, body) as reply:
+                async for piece in reply.iterate_body():
+                    received += piece
+                    if len(received) > max_bytes:
+                        raise TransportBroken(f"its answer has more than {max_bytes:,} bytes")
+                    if reply.is_consumed:
+                        break
+                return HttpAnswer(status=reply.status, headers=reply.headers, body=bytes(received))
+
+    async def send_request(self, head: bytes | None, body: bytes) -> _Http1Connection:
         """Return a connection on which the head of the answer has arrived."""
-        if self._request_head is None:
+        if head is None:
             raise TransportUnreachable("its URL or one of its headers has a character that HTTP does not allow")
         connection = await self._acquire_connection()
         try:
-            await connection.send_request(self._request_head, body, seconds=self._send_seconds)
+            await connection.send_request(head, body, seconds=self._send_seconds)
         except BaseException:
             self.release_connection(connection)
             raise
@@ -112,28 +142,29 @@ class Http1Transport:
 class _Http1Exchange:
     """One request: its connection, while the answer is read."""
 
-    __slots__ = ("_body", "_connection", "_transport")
+    __slots__ = ("_body", "_connection", "_head", "_transport")
 
-    def __init__(self, transport: Http1Transport, body: bytes) -> None:
+    def __init__(self, transport: Http1Transport, head: bytes | None, body: bytes) -> None:
         self._transport = transport
+        self._head = head
         self._body = body
 
     async def __aenter__(self) -> _Http1Connection:
-        self._connection = await self._transport.send_request(self._body)
+        self._connection = await self._transport.send_request(self._head, self._body)
         return self._connection
 
     async def __aexit__(self, *_: object) -> None:
         self._transport.release_connection(self._connection)
 
 
-def _build_request_head(target: str, headers: Mapping[str, str]) -> bytes | None:
-    """Return the head of every request up to its length, or None if it would not be valid HTTP."""
+def _build_request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes | None:
+    """Return the head of a request up to its length, or None if it would not be valid HTTP."""
     if not _TARGET_PATTERN.fullmatch(target) or not all(
         _HEADER_NAME_PATTERN.fullmatch(n) and _HEADER_VALUE_PATTERN.fullmatch(v) for n, v in headers.items()
     ):
         return None
-    lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "content-length: "]
-    return "\r\n".join(lines).encode("ascii")
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join((f"{method} {target} HTTP/1.1", *lines, "content-length: ")).encode("ascii")
 
 
 class _Http1Connection(asyncio.Protocol):

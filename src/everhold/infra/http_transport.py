@@ -1,4 +1,4 @@
-"""The interface between ModelHttpClient and its connections, and the errors of a connection."""
+"""The interface between an HTTP client and its connections, and the errors of a connection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TransportResponse(Protocol):
         """Yield the body as it arrives."""
 
 
-class ModelTransport(Protocol):
+class HttpTransport(Protocol):
     """Connections to one endpoint, with reuse."""
 
     def post(self, body: bytes) -> AbstractAsyncContextManager[TransportResponse]:
