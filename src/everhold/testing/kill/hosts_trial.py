@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 from msgspec import Struct
@@ -193,7 +193,8 @@ class HostTrial:
                 caller.stop = True
             _, stuck = await asyncio.wait(talking, timeout=http_trial.PATIENCE_SECONDS)
             failures = [f"{len(stuck)} callers have no outcome"] if stuck else []
-            failures += await _wait_until_idle(pool.running[0], telegram, users)
+            left, in_doubt = await _wait_until_idle(pool.running[0], telegram)
+            failures += [left] if left else []
         finally:
             for task in talking:
                 task.cancel()
@@ -202,7 +203,7 @@ class HostTrial:
             if code := await host.kill(signal.SIGTERM):
                 failures.append(f"a host ended with {code} after SIGTERM")
         contents = await verdict.read_store(self.directory, url=self.store_url)
-        return self._compare(pool, contents, callers, users, telegram, failures)
+        return self._compare(pool, contents, callers, users, telegram, in_doubt, failures)
 
     async def _end_hosts(self, pool: HostPool, trigger: http_trial.CallerTrigger, kills: int) -> None:
         while self.kills < kills:
@@ -226,11 +227,11 @@ class HostTrial:
         callers: Sequence[HostCaller],
         users: TelegramUsers,
         telegram: TelegramServer,
+        in_doubt: int,
         failures: list[str],
     ) -> HostKillResult:
         failures += [*contents.problems, *verdict.check_answered(contents)]
         failures += http_trial.check_callers(callers, contents)
-        in_doubt = sum(receipt.in_doubt for receipt in contents.receipts.values())
         failures += _check_users(users, telegram, contents, in_doubt)
         requests = [request for caller in callers for request in caller.requests]
         heard = _list_heard(contents)
@@ -291,19 +292,20 @@ def _check_users(
         yield f"{twice} replies were shown twice, and only {in_doubt} are recorded as in doubt"
 
 
-async def _wait_until_idle(host: KillableGateway, telegram: TelegramServer, users: TelegramUsers) -> list[str]:
-    """Wait until no work is left. Return why not, if that takes too long."""
+async def _wait_until_idle(host: KillableGateway, telegram: TelegramServer) -> tuple[str, int]:
+    """Wait until no work is left. Return why not, if that takes too long, and the number of replies in doubt."""
     until = time.monotonic() + IDLE_SECONDS
-    left: Any = "nothing was asked"
     async with host.open_client(seconds=IDLE_SECONDS) as client:
-        while time.monotonic() < until:
+        while True:
             status = (await client.get("/api/status")).json()
-            unheard = [len(bot.updates) for bot in telegram.bots.values()]
-            left = {"pending": status["pending"], "waiting": status["waiting"], "unheard": unheard}
-            if not status["pending"] and not status["waiting"] and not any(unheard):
-                return []
+            unheard = sum(len(bot.updates) for bot in telegram.bots.values())
+            in_doubt = int(status["in_doubt"])
+            if not status["pending"] and not status["waiting"] and not unheard:
+                return "", in_doubt
+            if time.monotonic() > until:
+                left = f"{status['pending']} messages, {unheard} updates, {status['waiting']}"
+                return f"work remains: {left}", in_doubt
             await asyncio.sleep(0.1)
-    return [f"work remains: {left}"]
 
 
 async def run_host_kills(directory: Path, *, store_url: str, hosts: int, kills: int, seed: int) -> HostKillResult:
