@@ -588,7 +588,10 @@ class GatewayApp:
             await self._announce_drain()
         await self.accounts.stop_listening()
         await self.held_messages.close()
+        until = self.clock.monotonic() + seconds
         await self.supervisor.drain(seconds)
+        if not self.store.is_exclusive:  # other hosts answer what callers of this one wait for
+            await self.tail.finish_reply_waits(max(0.0, until - self.clock.monotonic()))
         self.tail.close()
         if self.http_server is not None:
             await self.http_server.stop()
