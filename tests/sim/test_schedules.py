@@ -85,6 +85,12 @@ WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "register_host": (Step.HOST_RECORD, lambda store: store.register_host(HOST, lease=1.0)),
     "renew_host": (Step.HOST_RECORD, lambda store: store.renew_host("me", lease=1.0)),
     "remove_host": (Step.HOST_RECORD, lambda store: store.remove_host("me")),
+    "reserve_spending": (
+        Step.SPEND,
+        lambda store: store.reserve_spending([], id="1", day="d", usd=1.0, tokens=1, lease=1.0),
+    ),
+    "renew_reservations": (Step.SPEND, lambda store: store.renew_reservations([], lease=1.0)),
+    "release_reservations": (Step.SPEND, lambda store: store.release_reservations([])),
     "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now()),
     "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([])),
 }

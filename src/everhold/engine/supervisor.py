@@ -16,7 +16,7 @@ from everhold.core import consumers
 from everhold.core.retry import retry_delay_seconds
 from everhold.engine import backlinks
 from everhold.engine.agent_runtime import AgentRuntimes
-from everhold.engine.budgets import BudgetLedger
+from everhold.engine.budgets import BudgetLedger, SharedReservations
 from everhold.engine.commands import worker as commands_worker
 from everhold.engine.compression import worker as compression_worker
 from everhold.engine.compression.preparation import MemoryCompressionPreparer
@@ -96,7 +96,8 @@ class WorkerSupervisor:
         self.has_no_rivals = gates.store.is_exclusive if has_no_rivals is None else has_no_rivals
         self.peers = peers or build_peer_registry(gates, runtimes)
         self.contexts = ContextCache()
-        self.budgets = BudgetLedger(gates.store, get_today=get_today)
+        shared = None if gates.store.is_exclusive else SharedReservations(gates.store, chance=gates.chance)
+        self.budgets = BudgetLedger(gates.store, get_today=get_today, shared=shared)
         self.preparer = MemoryCompressionPreparer(gates, runtimes=runtimes, wakeups=wakeups, budgets=self.budgets)
         self.backfill_rate_limits: dict[str, backfill.BackfillRateLimit] = {}
         """Memory -> when its next backfill batch may be sent."""
@@ -240,8 +241,11 @@ class WorkerSupervisor:
         while not self.is_stopping:
             await self.gates.sleep(self.lease_seconds / 3)
             await self._renew_leases()
+            if not self.gates.store.is_exclusive:
+                await self.suspects.refresh(self.gates.store)
 
     async def _renew_leases(self) -> None:
+        await self.gates.retry_write(self.budgets.renew)
         if self.tasks:
             await self.gates.retry_write(
                 lambda: self.gates.store.renew_leases(

@@ -71,6 +71,9 @@ _STEPS_BY_METHOD: Final[Mapping[str, Step]] = {
     "register_host": Step.HOST_RECORD,
     "renew_host": Step.HOST_RECORD,
     "remove_host": Step.HOST_RECORD,
+    "reserve_spending": Step.SPEND,
+    "renew_reservations": Step.SPEND,
+    "release_reservations": Step.SPEND,
     "retry_now": Step.RETRY_NOW,
     "replay_dead_letters": Step.REPLAY,
 }

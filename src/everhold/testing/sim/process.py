@@ -13,6 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.hosts import build_commit_hint
 from everhold.engine.gates import Gates, Wakeups
 from everhold.errors import InDoubt, Transient
@@ -215,6 +216,23 @@ class GatedStore(_StoreMethods):
         count = await self.disk.renew_leases(claims, owner=owner, lease=lease)
         await self._after(Step.RENEW)
         return count
+
+    async def reserve_spending(self, holds: Sequence[BudgetHold], **wanted: Any) -> BudgetRefusal | None:
+        await self._before(Step.SPEND)
+        refusal = await self.disk.reserve_spending(holds, **wanted)
+        await self._after(Step.SPEND)
+        return refusal
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        await self._before(Step.SPEND)
+        count = await self.disk.renew_reservations(ids, lease=lease)
+        await self._after(Step.SPEND)
+        return count
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        await self._before(Step.SPEND)
+        await self.disk.release_reservations(ids)
+        await self._after(Step.SPEND)
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         await self._before(Step.RETRY_NOW)
