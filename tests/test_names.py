@@ -445,7 +445,7 @@ COUNTED = set(
     "agents cursors_due cursors_failing dead_letters dead_letters_in_doubt http_streams messages_held messages_pending"
     "".split()
 )
-FLAGS = {"memory_failing", "ready"}
+FLAGS = {"draining", "memory_failing", "ready"}
 """1 or 0."""
 
 

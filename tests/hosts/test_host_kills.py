@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from everhold.testing.kill import http_trial
-from everhold.testing.kill.hosts_trial import HostKillResult, HostPool, run_host_kills
+from everhold.testing.kill.hosts_trial import HostKillResult, KillableHosts, run_host_kills
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from everhold.testing.platforms.telegram import TelegramServer
 from everhold.testing.postgres_server import PostgresTestServer
@@ -38,7 +38,7 @@ async def test_a_draining_host_refuses_no_request_and_says_at_once_that_it_is_no
 ) -> None:
     async with ModelServer(key=http_trial.MODEL_API_KEY) as model, TelegramServer() as telegram:
         model.default = lambda received: ModelServerReply(text="a long answer to this", pause_seconds=0.3)
-        pool = HostPool(tmp_path, count=2, store_url=postgres_url, model=model.openai, telegram=telegram.url)
+        pool = KillableHosts(tmp_path, count=2, store_url=postgres_url, model=model.openai, telegram=telegram.url)
         try:
             for host in pool.hosts:
                 await host.start()

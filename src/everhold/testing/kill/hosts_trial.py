@@ -40,7 +40,7 @@ DRAIN_SHARE: Final = 0.2
 """How many of the hosts are stopped with SIGTERM instead."""
 
 
-class HostPool:
+class KillableHosts:
     """Hosts of one store, behind a proxy that passes each request to any of them."""
 
     def __init__(self, directory: Path, *, count: int, store_url: str, model: str, telegram: str) -> None:
@@ -76,7 +76,9 @@ class HostPool:
 class HostCaller(http_trial.GatewayCaller):
     """A caller whose requests go to any host that runs."""
 
-    def __init__(self, pool: HostPool, name: str, rng: random.Random, *, trigger: http_trial.CallerTrigger) -> None:
+    def __init__(
+        self, pool: KillableHosts, name: str, rng: random.Random, *, trigger: http_trial.CallerTrigger
+    ) -> None:
         style = http_trial.REQUEST_STYLES[len(name) % len(http_trial.REQUEST_STYLES)]
         super().__init__(pool.hosts[0], name, rng, on_heard=trigger, first_style=style)
         self.pool = pool
@@ -163,7 +165,7 @@ class HostTrial:
             script = http_trial.FaultyModelScript(self.seed)
             script.calm = True
             model.default = script
-            pool = HostPool(
+            pool = KillableHosts(
                 self.directory,
                 count=self.count,
                 store_url=self.store_url,
@@ -175,7 +177,7 @@ class HostTrial:
             finally:
                 await pool.close()
 
-    async def _run_in(self, pool: HostPool, telegram: TelegramServer, kills: int) -> HostKillResult:
+    async def _run_in(self, pool: KillableHosts, telegram: TelegramServer, kills: int) -> HostKillResult:
         trigger = http_trial.CallerTrigger()
         callers = [
             HostCaller(pool, f"http-{n}", random.Random(f"{self.seed}/{n}"), trigger=trigger)
@@ -205,7 +207,7 @@ class HostTrial:
         contents = await verdict.read_store(self.directory, url=self.store_url)
         return self._compare(pool, contents, callers, users, telegram, in_doubt, failures)
 
-    async def _end_hosts(self, pool: HostPool, trigger: http_trial.CallerTrigger, kills: int) -> None:
+    async def _end_hosts(self, pool: KillableHosts, trigger: http_trial.CallerTrigger, kills: int) -> None:
         while self.kills < kills:
             if moment := self.rng.choice(("", "kept", "words")):
                 await trigger.wait_for(moment, seconds=http_trial.MAX_TRIGGER_SECONDS)
@@ -222,7 +224,7 @@ class HostTrial:
 
     def _compare(
         self,
-        pool: HostPool,
+        pool: KillableHosts,
         contents: verdict.StoreContents,
         callers: Sequence[HostCaller],
         users: TelegramUsers,
