@@ -279,6 +279,8 @@ class StateNamespace(StrEnum):
     LOGIN_CODE = "login_code"
     HOST_SETTINGS = "host_settings"
     STORE_KEY = "store_key"
+    API_ANSWER = "api_answer"
+    BACKFILL_RATE = "backfill_rate"
 
 
 SHARED_NAMESPACES: Final = frozenset(
