@@ -61,6 +61,33 @@ def open_temporary_store(path: Path, *, chance: RandomSource) -> OpenStore:
     return SqliteStore.open(path, chance=chance, synchronous="OFF")
 
 
+def move_store_to_server(
+    home: Home, url: str, *, set_aside: Path, chance: RandomSource, report: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """Move the store of a home to an empty database. The caller holds the home's lock."""
+    move = _import_move()
+    result = move.move_to_server(home.store, url, set_aside=set_aside, chance=chance, report=report)
+    for file in home.path.glob(home.index.name + "*"):
+        file.unlink()  # it is built from the log
+    return dict(result._asdict())
+
+
+def move_store_to_file(
+    settings: StoreSettings, path: Path, *, chance: RandomSource, report: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """Move the store in the configured database to a new file."""
+    move = _import_move()
+    return dict(move.move_to_file(settings.build_dsn().reveal(), path, chance=chance, report=report)._asdict())
+
+
+def _import_move() -> Any:
+    try:
+        from everhold.stores import move
+    except ImportError as error:
+        raise _build_driver_error(error) from error
+    return move
+
+
 # -- files of a store that is not open ---------------------------------------------------------------------------------
 
 

@@ -640,7 +640,24 @@ def _add_dead_letter_commands(commands: _CommandGroup) -> None:
     replay.add_argument("ids", nargs="*", type=_parse_number, metavar="N", help="ids from `everhold dead-letters list`")
 
 
+def _add_store_commands(commands: _CommandGroup) -> None:
+    store = commands.add_group("store", "move the store to a database server, or back", module="store")
+    move = store.add_command(
+        "move",
+        "move the whole store to a PostgreSQL database, or into a file",
+        ("everhold store move --to postgresql://everhold@db.example/everhold", "from the file in the home"),
+        ("everhold store move --to ~/.everhold/everhold.db", "back from the configured database"),
+        about="Moves sessions, cursors, people, erasures and files. No gateway may run. The copy is compared row by\n"
+        "row and audited before it is used; run an interrupted move again. The password of the database is read\n"
+        "from EVERHOLD_STORE_PASSWORD.",
+    )
+    move.add_argument(
+        "--to", required=True, metavar="URL|PATH", help="an empty database, or a file that does not exist"
+    )
+
+
 def _add_configuration_commands(commands: _CommandGroup) -> None:
+    _add_store_commands(commands)
     _add_setup_commands(
         commands.add_group(
             "setup", "configure a model, platform, memory or service and test it", module="setup", default="model"

@@ -16,6 +16,8 @@ from everhold.stores.postgres.migrate import SERVER_VERSION
 from everhold.stores.postgres.store import PostgresStore
 
 CLAIM_CONNECTIONS: Final = 1
+MOVE_MARKER: Final = "store_move"
+"""A table that exists while a store is moved, and after it was moved away. No host opens the store then."""
 _FOREIGN_TABLES: Final = (
     "select to_regclass('store_info') is null and (to_regclass('entries') is not null "
     "or to_regclass('sessions') is not null)"
@@ -76,6 +78,13 @@ async def _refuse_foreign_database(connection: PgConnection, url: str) -> None:
         raise StoreError(
             f"the database {describe_address(url)} belongs to another program",
             remedy="create a database for everhold alone, and name it in store.url",
+        )
+    marker = await (await connection.execute("select to_regclass(%s) is not null", (MOVE_MARKER,))).fetchone()
+    if marker is not None and marker[0]:
+        what = await (await connection.execute(f"select what from {MOVE_MARKER}".encode())).fetchone()
+        raise StoreError(
+            f"the database {describe_address(url)} is part of a move: {what[0] if what else 'unknown'}",
+            remedy="run the same `everhold store move` again; if it ended, correct store.url",
         )
 
 
