@@ -64,6 +64,7 @@ from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
 from everhold.tools.memory import build_memory_tools
+from everhold.tools.schedule import ScheduleTool
 from everhold.tools.search import SessionSearchTool
 from everhold.tools.send import SendTool
 
@@ -928,6 +929,9 @@ class GatewayApp:
             memory = self._build_builtin_memory(settings.name)
             search = SessionSearchTool(memory, self.store, notes=self.agents.fact_cache)
             found.add("session_search", {"session_search": search})
+        if "schedule" in settings.tools:
+            schedule = ScheduleTool(self.store, self.clock, self.chance, lambda: self.agents.settings.zone)
+            found.add("schedule", {"schedule": schedule})
         for name, tools in self.toolbox.build_tools(settings).items():
             found.add(name, tools)
         # What a server or a plug-in says about its tools gives them no rights.

@@ -356,8 +356,9 @@ class AgentSettings(ConfigSection):
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
-    """The agent's tools: `memory`, `session_search`, `attach`, `files`, `shell`, an installed plug-in, or a name from
-    `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to turns below that role."""
+    """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `files`, `shell`, `web_fetch`, an installed
+    plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to
+    turns below that role."""
     workspace: WorkspaceSettings = WorkspaceSettings()
     """The folder of the tools `files` and `shell`."""
     shell: ShellSettings = ShellSettings()
