@@ -19,6 +19,7 @@ from everhold.core.forgetting import IdentityStarts, PastEntries, PersonalSelect
 from everhold.core.people import PERSON_MEMBER, PeoplePlanner
 from everhold.core.quotas import SubjectKind, find_quota_account, find_shared_subject
 from everhold.core.recall import RecallRecord, RecallTrace
+from everhold.core.recall_blobs import read_record
 from everhold.core.schedule import Schedule
 from everhold.engine.recall_records import RecallRecords
 from everhold.engine.state_updates import update_people, update_state_record
@@ -189,7 +190,7 @@ class PersonalData:
                 if not isinstance(entry.body, Thought) or not entry.body.why:
                     continue
                 blob = await self.store.get_blob(entry.body.why)
-                why = msgspec.json.decode(blob, type=RecallRecord) if blob else None
+                why = read_record(blob) if blob else None
                 if why is None:
                     continue
                 if entry.pos <= upto.pos:
