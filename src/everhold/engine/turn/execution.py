@@ -14,6 +14,7 @@ from msgspec import Struct
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
 from everhold.core.budget import list_turn_budgets
+from everhold.core.builtin_tools import STATE_WRITING_TOOLS
 from everhold.core.context import (
     LONG_RESULT_CHARS,
     SHORT_TEXT_CHARS,
@@ -39,6 +40,7 @@ from everhold.core.entries import (
     ModelUsage,
     Noted,
     Notified,
+    Returned,
     Stamp,
     Thought,
     Took,
@@ -48,8 +50,9 @@ from everhold.core.entries import (
 from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
+from everhold.core.policy import ScopeOrigin, find_scope_origin
 from everhold.core.provenance import join_all_text, list_tool_refusals
-from everhold.core.recall import RecallRecord
+from everhold.core.recall_blobs import pack_record, read_record
 from everhold.core.roles import PersonRole, ToolAccess, explain_lost_access, list_role_refusals
 from everhold.core.turn import (
     SEND_LESS_REMEDY,
@@ -92,10 +95,10 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.recall import TurnRecall, recall_for_turn
 from everhold.engine.outbox import drafts as outbox_drafts
 from everhold.engine.outbox.drafts import ReplyDraft
-from everhold.engine.recall_records import ThoughtBlobs
+from everhold.engine.recall_records import ThoughtBlobs, load_recalled_text
 from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_turn_rights
 from everhold.engine.session_access import is_foreign_session
-from everhold.engine.tool_policy import build_turn_scope, judge_tool_call
+from everhold.engine.tool_policy import build_turn_scope, find_policy_role, judge_tool_call
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee
@@ -107,6 +110,7 @@ from everhold.ports.store import (
     CursorUpdate,
     Operation,
     Session,
+    StateWrite,
     Step,
     Wakeup,
 )
@@ -123,6 +127,10 @@ WITHDRAWN_NOTICE: Final = "I stopped. An identity was unlinked from you meanwhil
 PARTED_NOTICE: Final = (
     "I did not answer, because this chat no longer belongs to the person of that conversation. "
     "Please send your message again."
+)
+
+CHANGED_MEANWHILE_TEXT: Final = (
+    "Not done: it changed at this moment. List it again, and repeat the call if it still applies."
 )
 
 _STEP_BY_KIND: Final = {
@@ -187,6 +195,7 @@ class TurnContext:
         spends: tuple[BudgetSpend, ...] = (),
         beside: ThoughtBlobs | None = None,
         files: tuple[bytes, ...] = (),
+        state_writes: tuple[StateWrite, ...] = (),
         pause: bool = False,
         people_seen: int | None = None,
         durable: bool = True,
@@ -207,6 +216,7 @@ class TurnContext:
             spends=spends,
             blobs=self.contexts.filter_unstored_blobs(beside.blobs) + files,
             records=beside.records,
+            state_writes=state_writes,
             pause=pause,
             people_seen=people_seen,
             durable=durable,
@@ -533,7 +543,8 @@ class TurnExecution:
         if isinstance(decision, CutTurn):
             return TurnCutShort(decision.outcome)
         if isinstance(decision, SteerTurn):
-            event = await self._commit_bodies((Took(takes=decision.takes),))
+            clock = self.runtime.describe_time(self.stamp)
+            event = await self._commit_bodies((Took(takes=decision.takes, clock=clock),))
             await self._consume_seqs(decision.takes)
             return event
         return None
@@ -583,8 +594,8 @@ class TurnExecution:
         offer = runtime.offer_tools(self.refusals)
         request = build_model_request(shown + current, system=runtime.system, tools=offer.specs)
         sealed = self.context.contexts.extend_prefix(self.session.id, shown, system=runtime.system)
-        recalled = self.recalled.text.encode()
-        why = msgspec.json.encode(self.recalled.record) if self.recalled.record is not None else b""
+        recalled = self.recalled.stored_text
+        why = pack_record(self.recalled.record) if self.recalled.record is not None else b""
         self.blobs = ThoughtBlobs(
             blobs=tuple(filter(None, (runtime.prompt_blob.data, offer.blob.data))),
             records=tuple(filter(None, (recalled, why))),
@@ -666,10 +677,10 @@ class TurnExecution:
         """
         for entry in self.steps:
             if isinstance(entry.body, Thought):
-                kept = await self.store.get_blob(entry.body.recall) if entry.body.recall else None
+                text, stored = await load_recalled_text(self.store, entry.body.recall)
                 why = await self.store.get_blob(entry.body.why) if entry.body.why else None
                 return TurnRecall(
-                    text=(kept or b"").decode(), record=msgspec.json.decode(why, type=RecallRecord) if why else None
+                    text=text or "", record=read_record(why) if why else None, stored_text=stored if text else b""
                 )
         heard = [join_all_text(entry.body) for entry in self.heard.values() if isinstance(entry.body, Heard)]
         return await recall_for_turn(
@@ -744,9 +755,10 @@ class TurnExecution:
             hops=self.hops,
             said=said,
             sources=sources,
-            role=self.rights.role,
+            role=find_policy_role(self.runtime, self.rights.role, self.rights.speakers),
             place=self.rights.place,
             speakers=self.rights.speakers,
+            is_asked=find_scope_origin(self.heard.values()) is ScopeOrigin.CHAT,
         )
         result = ToolResult(text="")
 
@@ -768,9 +780,14 @@ class TurnExecution:
             self.runtime.build_said(it.text, it.to, hops=it.hops, stamp=self.stamp) for it in result.send_requests
         )
         files = tuple(file.data for file in result.files)
-        return await self._commit_bodies(
-            (*recorded.bodies, *notes, *sayings, *self._build_note_notices(notes)), files=files
-        )
+        bodies = (*recorded.bodies, *notes, *sayings, *self._build_note_notices(notes))
+        writes = tuple(result.state_writes) if task.call.tool in STATE_WRITING_TOOLS else ()
+        try:
+            return await self._commit_bodies(bodies, files=files, state_writes=writes)
+        except Conflict:
+            if not writes:
+                raise
+            return await self._commit_bodies((Returned(call=task.call.id, text=CHANGED_MEANWHILE_TEXT, error=True),))
 
     def _build_note_notices(self, notes: tuple[Noted, ...]) -> tuple[Notified, ...]:
         """Return notices to the chat about committed notes. They are true whatever the providers do."""
@@ -786,13 +803,26 @@ class TurnExecution:
             raise LeaseLost(f"session {self.session.id}: another worker holds operation {self.op}")
         return found[0]
 
-    async def _commit_bodies(self, bodies: tuple[EntryBody, ...], *, files: tuple[bytes, ...] = ()) -> TurnEvent:
+    async def _commit_bodies(
+        self,
+        bodies: tuple[EntryBody, ...],
+        *,
+        files: tuple[bytes, ...] = (),
+        state_writes: tuple[StateWrite, ...] = (),
+    ) -> TurnEvent:
         """Commit what happened, so that it is not done again."""
         step_ = _STEP_BY_KIND[get_body_kind(bodies[0])]
         drafts = tuple(EntryDraft(body=body, author=self._get_author(body), op=self.op) for body in bodies)
         wakeups, spends, beside = self._list_wakeups(bodies), self._build_spends(bodies), self._select_blobs(bodies)
         done = await self.context.commit(
-            step_, drafts, op=self.op, wakeups=wakeups, spends=spends, beside=beside, files=files
+            step_,
+            drafts,
+            op=self.op,
+            wakeups=wakeups,
+            spends=spends,
+            beside=beside,
+            files=files,
+            state_writes=state_writes,
         )
         self._release_reservation()
         for seq, body in zip(done.seqs, bodies, strict=True):
