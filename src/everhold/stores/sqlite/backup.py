@@ -8,7 +8,7 @@ import apsw
 
 from everhold.errors import StoreError
 from everhold.ports.store_files import StoreCopy
-from everhold.stores.sqlite import audit, connect, damage, migrate
+from everhold.stores.sqlite import connect, damage, migrate, snapshot
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
 
@@ -41,7 +41,7 @@ def _inspect_connection(db: apsw.Connection, path: Path) -> StoreCopy:
             path, " / ".join(part for part in (*pages[:5], damage.name_damaged_sessions(db)) if part)
         )
     cur = db.cursor()
-    audited = audit.audit_snapshot(db)
+    audited = snapshot.audit_snapshot(db)
     broken = [f"{it.session}: {it.promise}: {it.text}" for it in audited.findings if it.level == "broken"]
     pos, count, newest = cur.execute("select max(pos), count(*), max(at) from entries").get
     return StoreCopy(
