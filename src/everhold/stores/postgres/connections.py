@@ -6,7 +6,8 @@ No setting is changed for a whole session, because behind a pooler another clien
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -77,6 +78,24 @@ class PostgresConnector:
             return await self.connect()
         except psycopg.Error as error:
             raise translate_error(error) from error
+
+
+@asynccontextmanager
+async def run_pipeline(connection: PgConnection) -> AsyncIterator[None]:
+    """Send the statements of the block in one round trip."""
+    async with connection.pipeline() as pipeline:
+        # psycopg sends a request to flush after the end of the pipeline. The server then does not notice that the
+        # transaction is idle, and never ends it (tests/stores/postgres/test_failures.py).
+        pipeline._exit_gen = functools.partial(_finish_pipeline, pipeline)  # type: ignore[method-assign]
+        yield
+
+
+def _finish_pipeline(pipeline: psycopg.AsyncPipeline) -> Generator[Any, Any, None]:
+    try:
+        pipeline._enqueue_sync()
+        yield from pipeline._communicate_gen()
+    finally:
+        yield from pipeline._fetch_gen(flush=False)
 
 
 class ReadPool:

@@ -256,12 +256,13 @@ class PostgresStore:
             try:
                 async with self._claims.lend_connection() as connection:
                     cursor = connection.cursor(binary=True)
-                    await cursor.execute(sql, values)
+                    # The plan depends on the number of due cursors, so it is made anew.
+                    await cursor.execute(sql, values, prepare=False)
                     return await cursor.fetchall() if has_rows else [(cursor.rowcount,)]
             except (psycopg.Error, UnicodeEncodeError) as error:
                 if not isinstance(error, REPEATABLE_ERRORS) or attempt + 1 == MAX_ATTEMPTS:
                     raise translate_error(error) from error
-                await asyncio.sleep(RETRY_SECONDS[attempt])
+                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
         raise AssertionError("the last attempt returns or raises")
 
     async def _write_count(self, sql: str, values: Mapping[str, Any]) -> int:
