@@ -20,7 +20,6 @@ from everhold.stores.postgres import PostgresStore
 from everhold.testing.contracts.store_scenario import make_heard
 from everhold.testing.seeded_random import SeededRandom
 
-
 _seeds = itertools.count()
 
 

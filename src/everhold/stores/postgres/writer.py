@@ -161,7 +161,7 @@ class CommitQueue:
             try:
                 outcomes = await self._try_batch(batch)
             except INVALID_VALUE_ERRORS as error:
-                await self._roll_back()
+                await self._drop_connection()
                 if len(batch) == 1:
                     raise Refused(
                         f"a value of the change cannot be stored: {error}",
@@ -170,7 +170,7 @@ class CommitQueue:
                 await self._commit_one_by_one(batch)
                 return
             except psycopg.Error as error:
-                await self._roll_back()
+                await self._drop_connection()
                 attempt += 1
                 if is_connection_lost(error):
                     may_repeat = asyncio.get_running_loop().time() < ends
@@ -184,7 +184,7 @@ class CommitQueue:
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS)) - 1])
                 continue
             except BaseException:
-                await self._roll_back()
+                await self._drop_connection()
                 raise
             _answer(batch, outcomes)
             return
@@ -277,21 +277,9 @@ class CommitQueue:
         if notice.severity_nonlocalized == "WARNING":
             self._warnings.append(notice.message_primary or "")
 
-    async def _roll_back(self) -> None:
-        """Leave no transaction open."""
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            if not connection.closed:
-                await connection.execute("rollback")
-                self._warnings.clear()
-                return
-        except psycopg.Error:
-            pass
-        await self._drop_connection()
-
     async def _drop_connection(self) -> None:
+        """Close the connection, which ends its transaction. After an error in a pipeline the driver may be wrong about
+        which statements are prepared."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
