@@ -1,4 +1,6 @@
-"""Measure everything and print one table. With --write, write it to docs/benchmarks.md."""
+"""Measure everything and print one table. With --write, write it to docs/benchmarks.md. `python -m bench recall --data
+PATH` measures instead how much of the evidence for a question reaches the request.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from bench.memories import memory_rows
 from bench.peers import peer_rows
 from bench.platform_cost import platform_cost_rows
 from bench.plugin_processes import plugin_process_rows
+from bench.recall.__main__ import main as measure_recall
 from bench.recalling import recalling_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
@@ -39,7 +42,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "accept": accept_rows,
     "turn": turn_rows,
     "flat": flat_rows,
-    "recall": recalling_rows,
+    "recall-cost": recalling_rows,
     "context": context_rows,
     "due-cursors": due_cursor_rows,
     "peers": peer_rows,
@@ -110,6 +113,9 @@ bench.losses` writes that table.
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["recall"]:  # shares, not times: it has a command line of its own
+        measure_recall(["used", *sys.argv[2:]])
+        return
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("works", nargs="*", metavar="WORK", help=f"some of {', '.join(WORKS)}; all unless given")
     parser.add_argument("--rounds", type=int, default=5)

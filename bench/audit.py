@@ -102,7 +102,7 @@ def write_store(directory: Path, *, sessions: int, entries: int) -> None:
     chance = SeededRandom()
     for number in range(sessions):
         for turn in range(entries // sessions // TURN_ENTRIES):
-            commit.apply_change(cur, _build_turn(f"s{number:05}", turn), chance)
+            commit.apply_change(cur, _build_turn(f"s{number:05}", turn), chance, now=0.0)
     # The receipts are stored with the turns, so the cursors are at the end.
     cur.execute(
         "update cursors set since = null, due = null, "

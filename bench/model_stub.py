@@ -91,9 +91,10 @@ class Caller(asyncio.Protocol):
             if head.startswith(b"get "):
                 last = b"/last " in head.partition(b"\r\n")[0]
                 self.transport.write(whole(json.loads(Caller.last_request)) if last else MODELS)
-            elif _is_stream(body):
-                if b'"tools"' in body:
-                    Caller.last_request = body
+                continue
+            if b'"tools"' in body:
+                Caller.last_request = body
+            if _is_stream(body):
                 self._stream(body)
             else:
                 self.transport.write(answer(body))

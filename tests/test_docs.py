@@ -67,11 +67,12 @@ def test_a_page_about_people_shows_the_picture_and_names_existing_tests(page: Pa
 
 def test_every_attacker_and_known_mistake_names_existing_tests() -> None:
     text = (ROOT / "docs" / "explanation" / "security.md").read_text()
-    attackers, mistakes = (
-        [line for line in part.splitlines() if line.startswith("| ")][1:] for part in text.split("## Known mistakes")
+    attackers, signatures, mistakes = (
+        [line for line in part.splitlines() if line.startswith("| ")][1:]
+        for part in re.split("## Signatures and interactions|## Known mistakes", text)
     )
-    assert (len(attackers), len(mistakes)) == (11, 15)
-    for row in (*attackers, *mistakes):
+    assert (len(attackers), len(signatures), len(mistakes)) == (12, 8, 15)
+    for row in (*attackers, *signatures, *mistakes):
         assert re.search(r"`test_\w+\.py::test_\w+`", row), f"no test: {row}"
     for row in attackers:
         planted = row.split("|")[-2]

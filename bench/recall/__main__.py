@@ -1,34 +1,45 @@
-"""`python -m bench.recall quality|speed|fresh|compare`: measure recall on the development data, the time of a search,
-how soon a new note is found, and a comparison with other memories.
+"""`python -m bench.recall used|quality|speed|fresh|compare`: measure how much of the evidence reaches the request of a
+turn (also as `python -m bench recall`), how much a search finds, its time, how soon a new note is found, and a
+comparison with other memories.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
-from bench.recall import comparison, fresh, quality, speed
-from bench.recall.data import ABSENT, DATA, beam, locomo
+from bench.recall import comparison, fresh, quality, speed, used
+from bench.recall.data import ABSENT, DATA, Conversation, beam, locomo
 from everhold.memories.builtin import onnx_embeddings
 from everhold.memories.builtin.embeddings import EmbeddingsMode
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recall")
-    parser.add_argument("what", choices=("quality", "speed", "fresh", "compare"), nargs="?", default="quality")
+    parser.add_argument("what", choices=("used", "quality", "speed", "fresh", "compare"), nargs="?", default="quality")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--use", choices=("table", "auto"), action="append", help="embeddings; all by default")
     parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
     parser.add_argument(
         "--items", type=int, action="append", help="sizes for speed and fresh; 10,000 and 100,000 by default"
     )
-    options = parser.parse_args()
+    parser.add_argument("--half", choices=("all", "tuning", "validation"), default="all", help="of the conversations")
+    parser.add_argument("--set", choices=("locomo", "beam"), action="append", help="for `used`; both by default")
+    parser.add_argument("--tokens", type=int, help="recall.max_tokens; its default unless given")
+    parser.add_argument("--http", action="store_true", help="ask a running gateway instead of its recall alone")
+    parser.add_argument("--asked-before", type=float, default=0.0, help="share of the questions that were asked before")
+    options = parser.parse_args(arguments)
     uses: list[EmbeddingsMode] = options.use or ["table", "auto"]
     if options.what == "speed":
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
     elif options.what == "fresh":
         asyncio.run(_fresh(options.items or [10_000, 100_000]))
+    elif options.what == "used":
+        asyncio.run(_used(options, uses))
     elif options.what == "compare":
         asyncio.run(_compare(options.data))
     else:
@@ -54,6 +65,49 @@ async def _quality(data: Path, uses: list[EmbeddingsMode], models: Path | None) 
                     flush=True,
                 )
                 print(f"  by kind, R@10: {', '.join(f'{kind} {value:.3f}' for kind, value in score.kinds.items())}")
+
+
+async def _used(options: argparse.Namespace, uses: list[EmbeddingsMode]) -> None:
+    sets = {"locomo": locomo, "beam": beam}
+    if not any(read(options.data) for read in sets.values()):
+        print(ABSENT)
+        return
+    print(
+        "| set | embeddings | questions | evidence in the request | R@10 | R@5 | R@20 | tokens of the block | most ",
+        end="",
+    )
+    print("| stored bytes | CPU ms |\n" + "|---" * 11 + "|")
+    for use in uses:
+        if use == "auto" and not onnx_embeddings.is_available(options.models):
+            print(f"| | {use}: not installed |" + " |" * 9)
+            continue
+        for name in options.set or sets:
+            answered: list[used.Answered] = []
+            for talk in used.select_half(sets[name](options.data), options.half):
+                answered += await _ask(talk, options, use)
+            if answered:
+                _print_used(name, use, answered)
+
+
+async def _ask(talk: Conversation, options: argparse.Namespace, use: EmbeddingsMode) -> list[used.Answered]:
+    if options.http:
+        with tempfile.TemporaryDirectory() as home:
+            return await used.ask_over_http(talk, directory=Path(home), use=use, max_tokens=options.tokens)
+    return await used.ask_in_process(
+        talk, use=use, models=options.models, max_tokens=options.tokens, asked_before=options.asked_before
+    )
+
+
+def _print_used(name: str, use: str, answered: list[used.Answered]) -> None:
+    s = used.summarize(answered)
+    print(
+        f"| {name} | {use} | {len(answered)} | {s['in_request']} | {s['at_10']} | {s['at_5']:.3f} | {s['at_20']:.3f} "
+        f"| {s['tokens']:.0f} | {s['max_tokens']} | {s['stored_bytes']:.0f} | {s['cpu_ms']:.1f} |",
+        flush=True,
+    )
+    kinds = sorted({one.kind for one in answered})
+    shares = {kind: fmean(one.in_request for one in answered if one.kind == kind) for kind in kinds}
+    print(f"  by kind, in the request: {', '.join(f'{kind} {share:.3f}' for kind, share in shares.items())}")
 
 
 async def _compare(data: Path) -> None:

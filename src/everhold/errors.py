@@ -12,7 +12,8 @@ EverholdError
 ├── Conflict           the state changed between reading and writing: read again, decide again
 ├── StoreError         the store cannot do what it promises
 │   ├── StoreFull      no disk space: stop acknowledging, report it, continue when there is space
-│   ├── StoreBusy      another program holds the lock: nothing was written, try again
+│   ├── StoreBusy      another program holds the lock, or the server cannot be reached: nothing was written, try again
+│   ├── OutcomeUnknown the connection was lost during a commit: read the store again, then decide
 │   ├── StoreDamaged   a file is corrupt: refuse to open it
 │   ├── StoreMissing   a file was deleted, moved or replaced: acknowledge nothing, end the process
 │   ├── StoreNewer     written by a newer everhold: write nothing, upgrade
@@ -87,7 +88,18 @@ class StoreFull(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another program holds the database's lock."""
+    """Another program holds the database's lock, or the server cannot be reached. Nothing was written."""
+
+
+class OutcomeUnknown(StoreError):
+    """The connection was lost during a commit, which may have been applied, or may be within seconds.
+
+    What is repeated must be recognised: a message by its dedup key, a claim by its fence. Everything else is decided
+    anew from what the store says then.
+    """
+
+    requested_wait: float | None = None
+    """The mandatory delay that the change would have stored. Whoever decides anew must not shorten it."""
 
 
 class StoreDamaged(StoreError):

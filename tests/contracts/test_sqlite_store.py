@@ -12,6 +12,7 @@ from everhold.errors import InvalidRequest
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store import SeededRandom, StoreContract, StoreScenario
+from everhold.testing.contracts.store_pair import StorePairContract
 
 
 class TestSqlite(StoreContract):
@@ -42,3 +43,16 @@ def test_leases_of_others_are_ended_only_in_an_exclusive_store(tmp_path: Path) -
         await shared.close()
 
     asyncio.run(play())
+
+
+class TestSqlitePair(StorePairContract):
+    """As in the simulator. A store with a writer thread takes it for damage if another one empties the log file."""
+
+    def open_pair(self, home: Path, now: Callable[[], float]) -> tuple[Store, Store]:
+        return open_shared_store(home, now), open_shared_store(home, now)
+
+
+def open_shared_store(home: Path, now: Callable[[], float]) -> SqliteStore:
+    return SqliteStore.open(
+        home / "log.db", chance=SeededRandom(), now=now, inline=True, synchronous="OFF", exclusive=False
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from everhold.core import recall
 from everhold.core.recall import RecalledItem, RecallTrace, make_delimiter, merge_results, quote_items, select_relevant
+from everhold.core.tokens import weigh_text
 from everhold.ports.memory import MemoryHit
 
 
@@ -16,8 +18,8 @@ def found(text: str, session: str = "", seq: int = 0) -> MemoryHit:
 def shown(
     results: dict[str, list[MemoryHit]], budget: int = 1_000, precedence: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
-    recall = merge_results(results, budget=budget, precedence=precedence)
-    return [(item.provider, item.hit.text) for item in recall.shown]
+    merged = merge_results(results, budget=budget, precedence=precedence)
+    return [(item.provider, item.hit.text) for item in merged.shown]
 
 
 def test_providers_alternate_and_the_preferred_provider_is_first() -> None:
@@ -29,8 +31,8 @@ def test_equal_texts_are_shown_once_from_the_preferred_provider() -> None:
     text = "Ada lives in Paris near the big river with her two cats and a dog"
     results = {"b": [found(text + "!"), found("other")], "a": [found(f"  {text.upper()} ")]}
     assert shown(results, precedence=("a",)) == [("a", f"  {text.upper()} "), ("b", "other")]
-    recall = merge_results(results, budget=1_000)
-    assert [why for _, why in recall.left_out] == ["duplicate"]
+    merged = merge_results(results, budget=1_000)
+    assert [why for _, why in merged.left_out] == ["duplicate"]
     assert shown({"a": [found("🎉 !")], "b": [found("🎉  !")]}) == [("a", "🎉 !")]  # it has no words to compare
 
 
@@ -47,9 +49,9 @@ def test_similar_texts_are_both_shown() -> None:
 
 @given(st.lists(st.text(max_size=200), max_size=30), st.integers(0, 300))
 def test_the_token_budget_holds_and_omissions_are_counted(texts: list[str], budget: int) -> None:
-    recall = merge_results({"a": [found(text) for text in texts]}, budget=budget)
-    assert recall.tokens <= budget
-    assert len(recall.shown) + len(recall.left_out) == sum(1 for text in texts if text.split())
+    merged = merge_results({"a": [found(text) for text in texts]}, budget=budget)
+    assert merged.tokens <= budget
+    assert len(merged.shown) + len(merged.left_out) == sum(1 for text in texts if text.split())
 
 
 @given(st.lists(st.text(), max_size=5), st.text(), st.data())
@@ -69,20 +71,63 @@ def test_no_recalled_text_can_close_its_fence(texts: list[str], person: str, dat
     assert len(block.splitlines()) == len(lines)
 
 
+@given(
+    st.lists(st.tuples(st.text(max_size=80), st.integers(0, 5), st.floats(0, 4e9)), max_size=40), st.integers(60, 900)
+)
+def test_every_byte_of_the_block_counts(said: list[tuple[str, int, float]], budget: int) -> None:
+    hits = [
+        MemoryHit(text=text, session=f"s{session}", seq=seq + 1, person="ada", at=at)
+        for seq, (text, session, at) in enumerate(said)
+    ]
+    merged = merge_results({"builtin": hits[::2], "other": hits[1::2]}, budget=budget)
+    block = quote_items(merged.shown, "0" * 16)
+    assert weigh_text(block) <= budget
+    assert merged.tokens - 1 <= weigh_text(block) <= merged.tokens
+
+
+def test_the_block_uses_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = [
+        MemoryHit(text=f"remark {n} " + "and so on " * (n % 9), session=f"s{n % 7}", seq=n, person="ada", at=n * 9e3)
+        for n in range(1, 400)
+    ]
+
+    def measure_share() -> float:
+        merged = merge_results({"builtin": hits}, budget=1_700)
+        return weigh_text(quote_items(merged.shown, "0" * 16)) / 1_700
+
+    assert 0.95 <= measure_share() <= 1.0
+    monkeypatch.setattr(recall, "_render_item", lambda item, _delimiter, *, begins_group: item.hit.text)
+    merged = merge_results({"builtin": hits}, budget=1_700)
+    monkeypatch.undo()
+    assert weigh_text(quote_items(merged.shown, "0" * 16)) > 1.05 * 1_700  # headers that nobody counted
+
+
+def test_items_of_one_conversation_share_a_date_and_keep_their_order() -> None:
+    def one(text: str, session: str, seq: int, at: float) -> RecalledItem:
+        return RecalledItem(provider="builtin", hit=MemoryHit(text=text, session=session, seq=seq, person="ada", at=at))
+
+    day = 86_400.0
+    items = [one("later", "a", 9, day + 60), one("elsewhere", "b", 1, 0.5), one("first", "a", 2, day)]
+    lines = quote_items(items, "0f").split("\n")[2:-1]
+    assert lines == [
+        "[1970-01-01 00:00, ada]", "| elsewhere", "[1970-01-02 00:00, ada]", "| first", "[ada]", "| later"
+    ]  # fmt: skip
+
+
 def test_an_empty_recall_gives_no_block() -> None:
     assert quote_items([], "x") == ""
 
 
 def test_recalled_text_is_shown_with_author_time_and_source() -> None:
     item = RecalledItem(provider="builtin", hit=MemoryHit(text="hi", person="ada", at=86_400.0, session="s1", seq=3))
-    assert "[from builtin, by ada, at 1970-01-02 00:00 UTC, session s1 entry 3]\n| hi" in quote_items([item], "0f0f")
+    assert "[1970-01-02 00:00, ada]\n| hi" in quote_items([item], "0f0f")
 
 
 @pytest.mark.parametrize(
     "found, head",
     [
-        (MemoryHit(text="hi", person="ada", author="person:ada", kind="message"), "from m, by ada"),
-        (MemoryHit(text="hi", person="ada", author="agent:main", kind="reply"), "from m, reply by agent:main to ada"),
+        (MemoryHit(text="hi", person="ada", author="person:ada", kind="message"), "from m, ada"),
+        (MemoryHit(text="hi", person="ada", author="agent:main", kind="reply"), "from m, reply to ada"),
         (MemoryHit(text="hi", author="person:ada", kind="note"), "from m, note by ada"),
         (MemoryHit(text="hi", kind="note", origin="tool:web"), "from m, note, not said by a person but from tool:web"),
         (MemoryHit(text="hi"), "from m"),

@@ -5,17 +5,20 @@ Each damage is one edit of rows. The digests match, so only the check of the pro
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from everhold.core.audit import AuditFinding
-from everhold.core.entries import Heard, Said
+from everhold.core.entries import Attachment, Heard, Said
 from everhold.errors import Refused, Transient
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.platform import DeliveryGuarantee
+from everhold.ports.store import DeliveryItem, InFlightBatch
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakePlatform
 from everhold.testing.gateway import InProcessGateway
 
@@ -23,6 +26,7 @@ from .store_forger import StoreForger
 
 PLATFORM = "platform:fake:main"
 MEMORY = "memory:mem"
+FILE = b"the plan of the cellar"
 
 
 class CitingMemory(FakeMemoryProvider):
@@ -66,7 +70,8 @@ class DeliveryScenario:
         gateway.send_message("/model other")
         gateway.send_message("/branch")
         gateway.send_message("in the branch")
-        self.other = gateway.send_message("another chat", chat="elsewhere").session
+        plan = Attachment(blob=hashlib.sha256(FILE).hexdigest(), name="plan.txt", media="text/plain", size=len(FILE))
+        self.other = gateway.send_message("another chat", chat="elsewhere", attachments=(plan,), files=(FILE,)).session
         gateway.run_until_idle(60)
         gateway.assert_sound()
         self.forger = StoreForger(self.path)
@@ -195,7 +200,43 @@ def a_receipt_belongs_to_no_session(scenario: DeliveryScenario) -> None:
     scenario.damage("update receipts set session = 'nowhere' where session = ?", scenario.other)
 
 
+def a_delivered_reply_is_in_flight_again(scenario: DeliveryScenario) -> None:
+    seq = next(it.seq for it in scenario.gateway.read_log(scenario.session) if isinstance(it.body, Said))
+    item = DeliveryItem(seq=seq, key=f"{scenario.session}:{seq}:0")
+    batch = msgspec.json.encode(InFlightBatch(items=(item,), upto=10_000, digest="", state="sent")).decode()
+    scenario.damage(
+        "update cursors set in_flight = ? where consumer = ? and session = ?", batch, PLATFORM, scenario.session
+    )
+
+
+def a_dead_letter_counts_as_replayed(scenario: DeliveryScenario) -> None:
+    scenario.damage("update dead_letters set state = 'replayed' where consumer = ?", PLATFORM)
+
+
+def a_session_continues_a_foreign_one(scenario: DeliveryScenario) -> None:
+    scenario.damage("update sessions set parent = ?, parent_at = 5 where id = ?", scenario.session, scenario.other)
+
+
+def a_branch_continues_nothing(scenario: DeliveryScenario) -> None:
+    scenario.damage("update sessions set parent = '', parent_at = 0 where parent <> ''")
+
+
+def a_branch_continues_more_than_it_did(scenario: DeliveryScenario) -> None:
+    scenario.damage("update sessions set parent_at = parent_at + 1 where parent <> ''")
+
+
+def a_file_is_deleted(scenario: DeliveryScenario) -> None:
+    digest = hashlib.sha256(FILE).hexdigest()
+    scenario.damage("delete from blobs where digest = ?", digest)
+
+
 DAMAGE: dict[Callable[[DeliveryScenario], None], tuple[str, str]] = {
+    a_delivered_reply_is_in_flight_again: ("P2", f"{PLATFORM}: the batch in flight would send entry"),
+    a_dead_letter_counts_as_replayed: ("P2", f"{PLATFORM}: no receipt, dead letter or reason"),
+    a_session_continues_a_foreign_one: ("P6", "it continues "),
+    a_branch_continues_nothing: ("P6", "it continues "),
+    a_branch_continues_more_than_it_did: ("P6", "it continues "),
+    a_file_is_deleted: ("P8", "the file 'plan.txt' of entry"),
     all_memory_receipts_are_deleted: ("P4", f"{MEMORY}: no receipt, dead letter or reason"),
     one_memory_receipt_is_deleted: ("P4", f"{MEMORY}: no receipt, dead letter or reason"),
     all_platform_receipts_are_deleted: ("P2", f"{PLATFORM}: no receipt, dead letter or reason"),
@@ -273,6 +314,8 @@ def test_one_session_is_audited_alone(scenario: DeliveryScenario) -> None:
 
 
 def test_a_store_of_the_schema_before_is_sound_after_its_upgrade(scenario: DeliveryScenario) -> None:
+    for table in ("state_version", "account_leases", "hosts"):  # of later schemas
+        scenario.forger.db.execute(f"drop table {table}")
     scenario.forger.db.execute("alter table cursors drop column start_seq")
     scenario.forger.db.pragma("user_version", 2)
     scenario.gateway.crash()

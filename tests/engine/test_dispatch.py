@@ -14,12 +14,13 @@ from everhold.app import SystemClock
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import ChatLocation, Heard
 from everhold.engine.gates import Gates, Wakeups
-from everhold.engine.supervisor import LEASE_SECONDS
-from everhold.errors import Overloaded, StoreBusy, StoreError, StoreFull, Transient
+from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
+from everhold.errors import OutcomeUnknown, Overloaded, StoreBusy, StoreError, StoreFull, Transient
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ports.platform import IncomingMessage
 from everhold.ports.store import Change, Claim, CommitResult, Step, Wakeup
 from everhold.stores.sqlite import SqliteStore
+from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway, RecordingLogger
 from everhold.testing.seeded_random import SeededRandom
 
@@ -288,6 +289,8 @@ async def test_a_cancelled_accept_still_starts_a_worker_for_its_cursor(tmp_path:
         def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
             taken.extend(claims)
 
+        def expect_strays(self) -> None: ...
+
     async def reception(_: IncomingMessage) -> AdmissionDecision:
         return AdmissionDecision(agent="main", identity="ada")
 
@@ -352,3 +355,88 @@ def test_a_stop_without_running_work_takes_no_time(gateway: InProcessGateway) ->
     asked = gateway.loop.time()
     gateway.run(gateway.process.supervisor.drain(30.0))
     assert gateway.loop.time() - asked < 0.2
+
+
+def test_a_stop_hands_its_cursors_over_to_other_hosts(gateway: InProcessGateway) -> None:
+    gateway.runtimes.model = HeldModel()
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time()
+    assert gateway.process is not None
+    disk, supervisor = gateway.process.disk, gateway.process.supervisor
+    disk.is_exclusive = False
+    gateway.run(supervisor.drain(1.0))
+    assert not supervisor.tasks
+    claims = gateway.run(disk.claim_cursors(owner="another host", lease=60.0, limit=9))
+    assert [(claim.consumer, claim.taken_over) for claim in claims] == [("turn", True)]
+
+
+def test_hosts_on_one_store_poll_more_often_and_release_nothing_of_each_other(gateway: InProcessGateway) -> None:
+    assert gateway.process is not None
+    gates = gateway.process.gates
+    wakeups, runtimes = gateway.process.wakeups, gateway.runtimes
+    alone = WorkerSupervisor(gates, runtimes=runtimes, wakeups=wakeups)
+    gateway.process.disk.is_exclusive = False
+    shared = WorkerSupervisor(gates, runtimes=runtimes, wakeups=wakeups)
+    assert (alone.has_no_rivals, shared.has_no_rivals) == (True, False)
+    assert 0.25 <= shared.poll_seconds <= 1.0 < alone.poll_seconds
+    gateway.run(shared.drain(0.0))
+    assert shared.released_upto == float("-inf")
+
+
+# -- commits of unknown outcome ----------------------------------------------------------------------------------------
+
+
+def lose_answers(gateway: InProcessGateway, step: Step, *, applied: bool) -> None:
+    """Lose the connection during the next commit of a step."""
+    assert gateway.process is not None
+    disk = gateway.process.disk
+    real, left = disk.commit, [1]
+
+    async def commit(change: Change) -> CommitResult:
+        if change.step is not step or not left:
+            return await real(change)
+        left.clear()
+        if applied:
+            await real(change)
+        raise OutcomeUnknown("the connection was lost")
+
+    disk.commit = commit  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_message_whose_commit_has_an_unknown_outcome_is_answered_once_and_soon(
+    gateway: InProcessGateway, applied: bool
+) -> None:
+    lose_answers(gateway, Step.ACCEPT, applied=applied)
+    message = gateway.make_message("hello")
+    with pytest.raises(OutcomeUnknown):
+        gateway.accept_message(message)
+    gateway.accept_message(message)  # the platform sends it again
+    gateway.pass_time(15)
+    assert gateway.list_shown_texts() == ["You said: hello"]
+
+
+@pytest.mark.parametrize("step", [Step.BEGIN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE, Step.CURSOR_SETTLE])
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_worker_whose_commit_has_an_unknown_outcome_leaves_the_rest_to_what_the_store_says(
+    gateway: InProcessGateway, step: Step, applied: bool
+) -> None:
+    lose_answers(gateway, step, applied=applied)
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time(60)
+    assert gateway.list_shown_texts() == ["You said: hello"]
+
+
+def test_a_requested_wait_is_kept_though_the_commit_that_stores_it_has_an_unknown_outcome(
+    gateway: InProcessGateway,
+) -> None:
+    model = gateway.runtimes.model
+    assert isinstance(model, FakeModel)
+    model.faults.fail_next(Overloaded("busy", retry_after=90.0))
+    lose_answers(gateway, Step.END, applied=False)
+    lose_answers(gateway, Step.PAUSE, applied=False)
+    gateway.send_message("hello", rest=False)
+    gateway.pass_time(85)
+    assert len(model.requests) == 1
+    gateway.pass_time(60)
+    assert gateway.list_shown_texts()[-1] == "You said: hello"

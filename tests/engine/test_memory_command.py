@@ -35,7 +35,7 @@ def ask(gateway: InProcessGateway, text: str = "/memory why", **more: object) ->
 
 class TestWhy:
     def test_why_lists_recalled_items_their_sources_and_omissions(self, gateway: InProcessGateway) -> None:
-        finding = recalling(gateway, tokens=40)
+        finding = recalling(gateway, tokens=100)
         add_memory_tools(gateway)
         first = gateway.send_message("the boiler was repaired in May", rest=False)
         gateway.pass_time(1)

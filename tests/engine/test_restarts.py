@@ -94,6 +94,17 @@ def test_turns_that_met_two_ends_are_tried_one_at_a_time(gateway: InProcessGatew
     gateway.assert_sound()
 
 
+def test_the_least_tried_turn_is_tried_first(gateway: InProcessGateway) -> None:
+    gateway.runtimes.model = model = SlowModel(60.0)
+    sessions = [gateway.send_message(f"m{n}", chat=f"chat-{n}", rest=False).session for n in range(4)]
+    gateway.pass_time(1)
+    for _ in range(5):  # the first start tries all, each later one tries one
+        kill_and_start(gateway, model)
+        gateway.pass_time(1)
+    starts = [turn.attempts for turn in list_turns(gateway, sessions)]
+    assert starts == [3] * 4, "no turn is tried twice before the others"
+
+
 def test_a_turn_that_ends_the_process_does_not_hold_the_others(gateway: InProcessGateway) -> None:
     gateway.runtimes.model = model = SlowModel(5.0)
     deaths: list[str] = []

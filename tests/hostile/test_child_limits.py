@@ -110,6 +110,81 @@ async def test_a_program_that_multiplies_is_ended_with_all_its_processes(home: P
     await wait_until(lambda: not is_alive(home / "own" / "alive"))
 
 
+RABBIT = """
+import os, time
+if os.fork():
+    time.sleep(36000)
+while True:
+    if os.fork():
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_process_that_is_always_another_one_is_ended(home: Path, kind: SandboxKind) -> None:
+    """Each process starts the next one and ends, so of the listed processes none may run any more."""
+    status, _, told = await run_program(home, kind, RABBIT, ChildLimits(cpu_seconds=1))
+    assert (status, "processor time" in told) == (EXIT_OVER_LIMIT, True)
+
+
+async def test_the_kernel_ends_all_processes_of_a_program_of_root_at_once(home: Path) -> None:
+    """It does not limit how many processes root may start. So they are in a PID namespace, whose first process is
+    ours."""
+    if os.getuid() != 0:
+        pytest.skip("the kernel limits the processes of this user")
+    status, out, _ = await run_program(
+        home, SandboxKind.LANDLOCK, "import os; print(os.getpid(), os.getppid())", ChildLimits()
+    )
+    assert (status, out) == (0, "2 1\n")
+    code = "import os, signal, time\nif os.fork(): os.kill(os.getpid(), signal.SIGKILL)\n" + (
+        "import fcntl\nlock = open('alive', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\nos.setsid()\ntime.sleep(36000)"
+    )
+    assert (await run_program(home, SandboxKind.LANDLOCK, code, ChildLimits()))[0] == 128 + 9
+    assert not (home / "own" / "alive").exists() or not is_alive(home / "own" / "alive")
+
+
+COUNT_LOOKS = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import child_launcher
+child_launcher._call_prctl(child_launcher.PR_SET_CHILD_SUBREAPER, 1)
+for _ in range(20):
+    if os.fork() == 0:
+        for _ in range(20):
+            if os.fork() == 0:
+                break
+        time.sleep(36000)
+while len(child_launcher.list_children_of(os.getpid())) < 420:
+    time.sleep(0.01)
+looks, opened = 0, open
+def count_looks(path, *more):
+    global looks
+    looks += 1
+    return opened(path, *more)
+child_launcher.open = count_looks
+listed, listdir = 0, os.listdir
+def count_lists(path):
+    global listed
+    listed += path == "/proc"
+    return listdir(path)
+os.listdir = count_lists
+child_launcher.end_descendants()
+print(looks, listed, len(child_launcher.list_descendants(os.getpid())))
+"""
+
+
+async def test_many_processes_are_ended_with_few_looks() -> None:
+    """A program of root may start processes without a limit of the kernel. Whoever looks at all of them for each one
+    that ends is slower than it, and the machine has no process left."""
+    code = [sys.executable, "-c", COUNT_LOOKS, str(Path(child_launcher.__file__).parent)]
+    process = await asyncio.create_subprocess_exec(*code, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    looks, listed, left = map(int, out.split())
+    assert left == 0
+    assert looks < 420, f"{looks} files were read to end 420 processes"
+    assert listed <= 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_program_that_only_burns_processor_time_is_ended(home: Path, kind: SandboxKind) -> None:
     status, _, told = await run_program(home, kind, "while True: pass", ChildLimits(cpu_seconds=1))

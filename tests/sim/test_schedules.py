@@ -24,7 +24,9 @@ from everhold.testing.sim.run import run_seed
 from tests.stores.home import list_writing_methods
 
 SEEDS = Path(__file__).with_name("seeds.txt")
+HOST_SEEDS = Path(__file__).with_name("host_seeds.txt")
 SCHEDULES = 300
+HOST_SCHEDULES = 60
 CHUNKS = 10
 FROM = int(os.environ.get("EVERHOLD_FROM", "0"))
 MANY = int(os.environ.get("EVERHOLD_SEEDS", "10000"))
@@ -65,6 +67,47 @@ def test_no_promise_is_broken_in_many_schedules(seeds: range) -> None:
     assert not found.failures, "\n".join(found.format_table())
 
 
+# -- several hosts on one store ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", split_range(0, HOST_SCHEDULES, chunks=5), ids=str)
+def test_no_promise_is_broken_by_several_hosts(seeds: range) -> None:
+    found = statistics.play_seeds(seeds, hosts=True)
+    statistics.save_failed_seeds(HOST_SEEDS, found.failures)
+    assert not found.failures, "\n".join(found.format_table())
+
+
+def test_seeds_of_several_hosts_that_failed_once_pass() -> None:
+    found = statistics.play_seeds(statistics.load_failed_seeds(HOST_SEEDS), hosts=True)
+    assert not found.failures, "\n".join(found.format_table())
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seeds", split_range(FROM, MANY, chunks=20), ids=str)
+def test_no_promise_is_broken_by_several_hosts_in_many_schedules(seeds: range) -> None:
+    found = statistics.play_seeds(seeds, hosts=True)
+    statistics.save_failed_seeds(HOST_SEEDS, found.failures)
+    assert not found.failures, "\n".join(found.format_table())
+
+
+def test_hosts_pass_the_gates_that_only_they_have_and_meet_every_fault() -> None:
+    missing: set[object] = {*statistics.HOST_FAULT_NAMES, Step.ACCOUNT_LEASE, Step.HOST_RECORD, Step.RENEW}
+    for seed in range(40):
+        outcome = run_seed(seed, hosts=True)
+        missing -= {fault for fault, count in outcome.stats.items() if count}
+        missing -= {gate for gate, _ in outcome.passed}
+        if not missing:
+            return
+    raise AssertionError(f"never in 40 schedules: {sorted(map(str, missing))}")
+
+
+def test_a_seed_of_several_hosts_is_the_same_schedule_every_time() -> None:
+    first = run_seed(3, hosts=True)
+    assert first.profile.mode == "hosts"
+    assert first.profile.hosts >= 2
+    assert first.trace == run_seed(3, hosts=True).trace != run_seed(3).trace
+
+
 # -- gates -------------------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +128,12 @@ WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "register_host": (Step.HOST_RECORD, lambda store: store.register_host(HOST, lease=1.0)),
     "renew_host": (Step.HOST_RECORD, lambda store: store.renew_host("me", lease=1.0)),
     "remove_host": (Step.HOST_RECORD, lambda store: store.remove_host("me")),
+    "reserve_spending": (
+        Step.SPEND,
+        lambda store: store.reserve_spending([], id="1", day="d", usd=1.0, tokens=1, lease=1.0),
+    ),
+    "renew_reservations": (Step.SPEND, lambda store: store.renew_reservations([], lease=1.0)),
+    "release_reservations": (Step.SPEND, lambda store: store.release_reservations([])),
     "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now()),
     "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([])),
 }
@@ -111,7 +160,7 @@ class RecordingProcess:
 
     def on_commit(self, hint: object) -> None: ...
 
-    def record_claims(self, by: object, claims: object) -> None: ...
+    def record_claims(self, by: object, claims: object, *, lease: float) -> None: ...
 
     def record_commit(self, by: object, change: object, done: object) -> None: ...
 

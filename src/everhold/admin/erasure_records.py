@@ -15,6 +15,7 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.core.erasure import PersonErasure
 from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.state_updates import update_state_record
+from everhold.engine.work_lock import WorkLock
 from everhold.infra.home import append_line
 from everhold.ports.store import StateNamespace, Step
 
@@ -34,10 +35,12 @@ class FiledErasure(Struct, frozen=True, kw_only=True):
 
 
 class ErasureRecords:
-    """The records of one home."""
+    """The records of one store."""
 
-    def __init__(self, control: SessionAdmin) -> None:
+    def __init__(self, control: SessionAdmin, *, lock: WorkLock) -> None:
+        """`lock` is held by whoever writes a record, except to make a new one."""
         self.control = control
+        self.lock = lock
         self.store = control.store
         self.clock = control.gates.clock
 
@@ -57,7 +60,15 @@ class ErasureRecords:
 
     async def _write(self, id: str, decide: Callable[[str | None], str | None]) -> None:
         now = self.clock.now()
-        await update_state_record(self.store, StateNamespace.ERASURE, id, at=now, decide=decide, step=Step.ERASE)
+        await update_state_record(
+            self.store,
+            StateNamespace.ERASURE,
+            id,
+            at=now,
+            decide=decide,
+            step=Step.ERASE,
+            account=self.lock.claim,
+        )
 
     # -- the file ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from everhold.admin.erasure_records import ErasureRecords, FiledErasure
 from everhold.admin.personal_data import PersonalData, SessionErasure
 from everhold.admin.provider_erasure import SETTLE_WAIT_SECONDS, ProviderEraser
-from everhold.admin.session_rebuild import SessionRebuilder
+from everhold.admin.session_rebuild import SHARED_CHECK_SECONDS, SessionRebuilder
 from everhold.admin.sessions import SessionAdmin
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import erasure as erasures
@@ -27,7 +27,8 @@ from everhold.core.erasure import PersonErasure, PlaceErasure, combine_states, i
 from everhold.core.forgetting import IdentityStarts
 from everhold.core.people import IdentityProof
 from everhold.engine.effects import deliver_outside
-from everhold.errors import EverholdError, InvalidRequest, NotFound
+from everhold.engine.work_lock import WorkLock
+from everhold.errors import EverholdError, InvalidRequest, LeaseLost, NotFound
 from everhold.ports.memory import ErasureState, ProviderDeletion
 from everhold.ports.store import Session
 
@@ -132,11 +133,11 @@ class PersonForgetter:
         self.backups = backups
         self.set_aside = set_aside
         self.wipe_index = wipe_index
-        self.records = ErasureRecords(control)
+        self._lock = WorkLock(control.gates, "forgetting")
+        """Prevents two forgettings at the same time."""
+        self.records = ErasureRecords(control, lock=self._lock)
         self.personal_data = PersonalData(control)
         self.eraser = ProviderEraser(control.gates, control.runtimes)
-        self._lock = asyncio.Lock()
-        """Prevents two forgettings of the same person at the same time."""
         self.rebuilder = SessionRebuilder(control, lock=self._lock)
         self._unfinished_event = asyncio.Event()
         """Set when a person could not be forgotten everywhere."""
@@ -196,6 +197,8 @@ class PersonForgetter:
         A forgetting that only the erasures file knows is begun again, because the store was restored from before it.
         With `restored`, the places of all may have been asked without a record of it.
         """
+        if not self.store.is_exclusive and not restored:
+            return 0  # another host may be at work; `keep_finishing_unfinished` waits for it
         known = {it.id: it for it in await self.records.load_all()}
         for filed in self.records.read_file():
             if not filed.is_merged and make_erasure_id(filed.identities, filed.at) not in known:
@@ -211,10 +214,16 @@ class PersonForgetter:
     async def finish_unfinished(self) -> None:
         """Continue every forgetting that a crash or a provider left unfinished."""
         for listed in await self._list_unfinished():
+            try:
+                async with self._lock:
+                    erasure = await self.records.find(listed.id)
+                    if erasure is not None and (erasure.is_open or self._list_attached(erasure)):
+                        await self._run_forgetting(erasure)
+            except LeaseLost:
+                continue  # this host was too slow, and another one goes on with it
+        if await self.control.list_interrupted_erasures():
             async with self._lock:
-                erasure = await self.records.find(listed.id)
-                if erasure is not None:
-                    await self._run_forgetting(erasure)
+                await self.control.finish_interrupted_erasures()
 
     async def keep_finishing_unfinished(self) -> None:
         """Continue unfinished forgettings with growing delays until every place is confirmed or cannot. Runs until
@@ -229,8 +238,10 @@ class PersonForgetter:
                 await self.gates.sleep(min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(tries - 1, 20)))
             elif await self._has_detached():  # the configuration may bring a memory back at any time
                 await self.gates.sleep(MAX_RETRY_SECONDS, wakeup=self._unfinished_event)
-            else:
+            elif self.store.is_exclusive:
                 await self._unfinished_event.wait()
+            else:  # another host may die and leave one unfinished
+                await self.gates.sleep(SHARED_CHECK_SECONDS, wakeup=self._unfinished_event)
 
     async def _list_unfinished(self) -> list[PersonErasure]:
         """Forgettings that are open, or whose memory is in the configuration again."""

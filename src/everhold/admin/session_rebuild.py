@@ -6,7 +6,6 @@ wait for what is on its way to the old one, copy the rest, delete the old sessio
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from typing import Final
 
@@ -24,19 +23,22 @@ from everhold.engine.effects import deliver_outside
 from everhold.engine.memory.rebuilds import drop_rebuild, load_rebuilds, order_rebuild, save_rebuild
 from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.memory_client import MemoryClient
-from everhold.errors import EverholdError
+from everhold.engine.work_lock import WorkLock
+from everhold.errors import EverholdError, LeaseLost
 from everhold.ports.memory import MemoryCapability, ProviderDeletion, SessionRenewal
 from everhold.ports.store import Change, Session, Step
 
 RETRY_SECONDS: Final = 5.0
 MAX_RETRY_SECONDS: Final = 3_600.0
 """The first and the longest delay before an unfinished rebuild is continued."""
+SHARED_CHECK_SECONDS: Final = 60.0
+"""How often a host looks for what other hosts left unfinished."""
 
 
 class SessionRebuilder:
     """One per home."""
 
-    def __init__(self, control: SessionAdmin, *, lock: asyncio.Lock) -> None:
+    def __init__(self, control: SessionAdmin, *, lock: WorkLock) -> None:
         """`lock` is held by a forgetting, because a copy could bring back what it erases."""
         self._lock = lock
         self.gates = control.gates
@@ -57,13 +59,25 @@ class SessionRebuilder:
                 tries += 1
             else:
                 tries = 0
-                await self.ordered.wait()
+                await self._wait_for_orders()
+
+    async def _wait_for_orders(self) -> None:
+        if self.store.is_exclusive:
+            await self.ordered.wait()
+        else:  # another host may have recorded an order, and died
+            await self.gates.sleep(SHARED_CHECK_SECONDS, wakeup=self.ordered)
 
     async def finish_rebuilds(self) -> None:
         """Take every rebuild as far as it goes now."""
-        for rebuild in await load_rebuilds(self.store):
-            async with self._lock:
-                await self._advance(rebuild)
+        for listed in await load_rebuilds(self.store):
+            try:
+                async with self._lock:
+                    # another host may have finished it meanwhile
+                    for rebuild in await load_rebuilds(self.store):
+                        if rebuild.key == listed.key:
+                            await self._advance(rebuild)
+            except LeaseLost:
+                continue  # this host was too slow, and another one goes on with it
 
     def _choose_delay(self, left: Collection[SessionRebuild], tries: int) -> float:
         """Return how long to wait: until a memory that was read back once can be read back again, or ever longer."""
@@ -77,7 +91,7 @@ class SessionRebuilder:
                 rebuild = await self._ask(rebuild)
             except EverholdError as error:
                 place = erasure.record_problem(rebuild.place, f"{error}; everhold retries", now=now)
-                await save_rebuild(self.gates, structs.replace(rebuild, place=place))
+                await save_rebuild(self.gates, structs.replace(rebuild, place=place), account=self._lock.claim)
                 self.gates.log.warning("memory.rebuild_failed", memory=rebuild.place.memory, error=error)
                 return
         rebuild = await self._save(rebuild, await self.eraser.read_back(rebuild.place))
@@ -105,7 +119,7 @@ class SessionRebuilder:
         sessions = await self._list_sessions(rebuild)
         if await self._is_busy(place, sessions):
             return await self._save(rebuild, self._record_problem(place, "a forgetting or a rekey is under way"))
-        rebuild = await save_rebuild(self.gates, begin_copying(rebuild))
+        rebuild = await save_rebuild(self.gates, begin_copying(rebuild), account=self._lock.claim)
         deletions = await self._renew(provider, rebuild, sessions, is_left=False)
         if not deletions and not place.deletions:
             return await self._save(rebuild, erasure.record_asked(place, (), now=self.gates.clock.now()))
@@ -192,7 +206,7 @@ class SessionRebuilder:
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     async def _save(self, rebuild: SessionRebuild, place: PlaceErasure) -> SessionRebuild:
-        return await save_rebuild(self.gates, structs.replace(rebuild, place=place))
+        return await save_rebuild(self.gates, structs.replace(rebuild, place=place), account=self._lock.claim)
 
     def _record_problem(self, place: PlaceErasure, problem: str) -> PlaceErasure:
         return erasure.record_problem(place, f"{problem}; everhold retries", now=self.gates.clock.now())

@@ -5,6 +5,7 @@ Every change is an ordinary commit, as an operation of its own.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,17 @@ from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.infra.home import append_line
 from everhold.ports.model import ModelRequest, ToolSpec
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage
-from everhold.ports.store import Change, DeadLetter, Operation, Session, Step, Wakeup
+from everhold.ports.store import (
+    Change,
+    DeadLetter,
+    Operation,
+    Session,
+    StateNamespace,
+    StateRecord,
+    StateWrite,
+    Step,
+    Wakeup,
+)
 
 SNAPSHOT_MARK = ".snapshot."
 """In the name of a snapshot, separates the session's id from the compression before which the context is shown."""
@@ -380,12 +391,55 @@ class SessionAdmin:
         recall records are read only once.
         """
         session = await self.find_session(name)
-        gone = await self._erase_in_session(session.id, seqs, by=by, why=why, records=records)
+        gone = await self._erase_in_session(session.id, seqs, by=by, why=why, records=records, is_recorded=True)
         await self._erase_in_branches(session.id, by=by, why=why)
+        await self._drop_erasure_record(session.id)
         return gone
 
+    async def _build_erasure_record(self, session: str) -> StateWrite:
+        """Return the record that the branches of a session may still have something that was erased in it. It is for
+        a store that several hosts use, because no file of a host that died would tell the others."""
+        known = await self.store.get_state_record(StateNamespace.ENTRY_ERASURE, session)
+        version = 0 if known is None else known.version
+        return StateWrite(namespace=StateNamespace.ENTRY_ERASURE, key=session, value="erased", version=version)
+
+    async def _drop_erasure_record(self, session: str) -> None:
+        known = (
+            None
+            if self.store.is_exclusive
+            else await self.store.get_state_record(StateNamespace.ENTRY_ERASURE, session)
+        )
+        if known is not None:
+            await self._commit_dropped(known)
+
+    async def _commit_dropped(self, record: StateRecord) -> None:
+        with contextlib.suppress(Conflict):  # another erasure has begun, and its branches are not done
+            change = Change(
+                step=Step.ERASE, session="", at=self.gates.clock.now(), state_writes=(record.replace_with(None),)
+            )
+            await self.store.commit(change)
+
+    async def list_interrupted_erasures(self) -> list[str]:
+        """The sessions of which entries are being erased, or were when a host died."""
+        return [it.key for it in await self.store.list_state_records(StateNamespace.ENTRY_ERASURE)]
+
+    async def finish_interrupted_erasures(self) -> None:
+        """Erase in branches what a host that died left there. It is safe beside an erasure that is under way, because
+        the record is only dropped if nothing was erased since it was read."""
+        for record in await self.store.list_state_records(StateNamespace.ENTRY_ERASURE):
+            with contextlib.suppress(NotFound):
+                await self._erase_in_branches(record.key, by="system", why="erased in the session it branched off")
+            await self._commit_dropped(record)
+
     async def _erase_in_session(
-        self, id: str, seqs: Sequence[int], *, by: str, why: str, records: RecallRecords | None = None
+        self,
+        id: str,
+        seqs: Sequence[int],
+        *,
+        by: str,
+        why: str,
+        records: RecallRecords | None = None,
+        is_recorded: bool = False,
     ) -> tuple[int, ...]:
         records = records or RecallRecords(self.store)
         while True:
@@ -393,6 +447,9 @@ class SessionAdmin:
             plan = await session_changes.plan_erasure(self.store, session, seqs, by=by, why=why)
             await self._record_erasure(session.id, plan.seqs)
             repeating = await records.find_repeating_blobs(session.id, plan.exchanges)
+            unfinished = (
+                (await self._build_erasure_record(session.id),) if is_recorded and not self.store.is_exclusive else ()
+            )
             ended = Ended(outcome="erased", reason="an entry that it had read was erased")
             try:
                 await self.store.commit(
@@ -410,6 +467,7 @@ class SessionAdmin:
                         erase=plan.seqs,
                         drop_blobs=plan.blobs + repeating,
                         read=records.read_upto_pos,
+                        state_writes=unfinished,
                     )
                 )
             except Conflict:

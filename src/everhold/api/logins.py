@@ -101,6 +101,15 @@ class LoginRegistry:
         await self._write(StateNamespace.LOGIN_CODE, key, record, version=0)
         return code, now + CODE_SECONDS
 
+    async def find_code(self, code: str) -> TokenCredential | None:
+        """Return the credential that a code stands for, and leave the code."""
+        key = _hash(code)
+        record = await self._store.get_state_record(StateNamespace.LOGIN_CODE, key)
+        if record is None:
+            return None
+        found = msgspec.json.decode(record.value, type=LoginCodeRecord)
+        return self._find_credential(found.token, key, found.proof)
+
     async def redeem_code(self, code: str) -> TokenCredential | None:
         """Return the credential that a code stands for, and take the code away. None if it is not valid."""
         key = _hash(code)

@@ -213,7 +213,7 @@ _ROUTES: Final = (
         "when its token changes. A code works once and for ten minutes.",
         request_type=schemas.LoginRequest,
         response_bodies={200: ResponseBody("The login.", schemas.LoginResponse)},
-        refusal_statuses=(400,),
+        refusal_statuses=(400, 409),
         least=CallerRole.ANYBODY,
     ),
     ApiRoute(

@@ -947,6 +947,9 @@ class LoginRequest(Struct, forbid_unknown_fields=True):
 
     code: Annotated[str, Meta(max_length=200, description="The code of a login link.")] = ""
     token: Annotated[str, Meta(max_length=1_000, description="A token of role `operator` or `member`.")] = ""
+    replace: Annotated[
+        bool, Meta(description="Use the code also if the page is logged in with another token. Ask the person first.")
+    ] = False
 
 
 class LoginResponse(Struct):

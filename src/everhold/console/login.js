@@ -30,6 +30,7 @@ export class Login {
     this.changed = changed;
     this.state = readKey() ? "in" : "out"; // in, out, ended, working
     this.problem = "";
+    this.offered = null; // a link for another token: {code, message}
   }
 
   // Sends a request with the key. A login that has ended shows the page for logging in.
@@ -53,9 +54,17 @@ export class Login {
     await this.logIn({ code });
   }
 
+  // Uses the link for another token, or leaves everything as it is.
+  async answerOffer(use) {
+    const { code } = this.offered;
+    this.offered = null;
+    if (use) await this.logIn({ code, replace: true });
+    else this.changed();
+  }
+
   async logIn(proof) {
     const before = this.state;
-    this.setState("working");
+    if (before !== "in") this.setState("working");
     try {
       const key = readKey() || memoryKey;
       const response = await fetch("/api/login", {
@@ -64,7 +73,12 @@ export class Login {
         body: JSON.stringify(proof),
       });
       const answer = await response.json();
+      if (answer.error?.type === "other_login") {
+        this.offered = { ...proof, message: answer.error.message };
+        return this.setState("in");
+      }
       if (!response.ok) throw new Error(answer.error?.message ?? response.statusText);
+      this.setState("working"); // nothing of the person before stays
       writeKey(answer.key);
       this.setState("in");
     } catch (error) {
@@ -83,6 +97,15 @@ export class Login {
     this.problem = problem;
     this.changed();
   }
+}
+
+// Asks before a link changes who is logged in, because somebody else may have made the link.
+export function OfferedLogin({ login }) {
+  return html`<div class="offer" role="alertdialog" aria-label="Another login" aria-describedby="offer">
+    <p id="offer">You opened a login link: ${login.offered.message}. Use it only if you made it.</p>
+    <button class="quiet" onClick=${() => login.answerOffer(true)}>Use the link</button>
+    <button class="send" onClick=${() => login.answerOffer(false)}>Stay logged in</button>
+  </div>`;
 }
 
 export function LoginPage({ login }) {

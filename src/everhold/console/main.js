@@ -1,11 +1,11 @@
 // The console: a list of sessions, the open conversation, and its log. All of it is rendered from the log.
 
 import { html, render, useEffect, useReducer, useState } from "./preact.js";
-import { ConsoleState, parseAddress } from "./state.js";
+import { ConsoleState, parseAddress, readFragment } from "./state.js";
 import { EventStream } from "./event_stream.js";
 import { LogView } from "./log_view.js";
 import { Conversation } from "./conversation.js";
-import { Login, LoginPage } from "./login.js";
+import { Login, LoginPage, OfferedLogin } from "./login.js";
 
 const CONNECTION_TEXTS = {
   connecting: "connecting…",
@@ -48,7 +48,7 @@ function Console() {
     login.useLink().finally(() => events.run());
     const go = () => {
       if (location.hash.startsWith("#code=")) return void login.useLink();
-      const wanted = decodeURIComponent(location.hash.slice(1));
+      const wanted = readFragment();
       if (state.sessions.has(wanted) && wanted !== state.openId) state.openSession(wanted);
     };
     addEventListener("hashchange", go);
@@ -56,6 +56,7 @@ function Console() {
   }, []);
   if (login.state !== "in") return html`<${LoginPage} login=${login} />`;
   return html`
+    ${login.offered && html`<${OfferedLogin} login=${login} />`}
     <div class="console" data-part=${part}>
       <${Bar} part=${part} turn=${turn} />
       <${Sessions} chosen=${() => turn("conversation")} />
@@ -76,7 +77,7 @@ function Bar({ part, turn }) {
       )}
     </nav>
     <p class=${`state ${state.connection}`} role="status"><span class="dot" aria-hidden="true"></span>${CONNECTION_TEXTS[state.connection]}</p>
-    ${state.caller?.login && html`<button class="quiet logout" onClick=${() => login.logOut()}>Log out</button>`}
+    ${state.caller?.login && html`<span class="who">${state.caller.name}</span><button class="quiet logout" onClick=${() => login.logOut()}>Log out</button>`}
   </header>`;
 }
 

@@ -48,7 +48,7 @@ export class ConsoleState {
     this.agents = models.data.map((model) => model.id);
     for (const session of listed.sessions) this.updateSession(session);
     if (!this.openId && !this.newChat) {
-      const wanted = decodeURIComponent(location.hash.slice(1));
+      const wanted = readFragment();
       const own = this.listSessions().find((session) => this.isOwnChat(session));
       if (this.sessions.has(wanted)) this.openSession(wanted);
       else if (own) this.openSession(own.id);
@@ -283,6 +283,15 @@ export class ConsoleState {
 
   async stopTurn() {
     await this.post(`/api/sessions/${this.openId}/stop`, {}).catch(() => {});
+  }
+}
+
+// Returns the fragment of the address, which anybody can write into a link.
+export function readFragment() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return "";
   }
 }
 

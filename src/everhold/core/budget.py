@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -28,6 +28,55 @@ class BudgetRefusal(Struct, frozen=True, kw_only=True):
     budget: str
     remaining: float
     requested: float
+    unit: str = ""
+    """`USD` or `tokens`."""
+
+
+class BudgetHold(Struct, frozen=True, kw_only=True):
+    """A budget that a call takes from, with its limits; None: unlimited. `counted` are the budgets that count together
+    with it, such as those of all identities of one person, and itself."""
+
+    budget: str
+    counted: tuple[str, ...]
+    usd_limit: float | None = None
+    token_limit: int | None = None
+
+
+class BudgetUse(Struct, frozen=True, kw_only=True):
+    """What was spent of a budget today, and what is reserved in it for running calls."""
+
+    spent_usd: float = 0.0
+    spent_tokens: int = 0
+    reserved_usd: float = 0.0
+    reserved_tokens: int = 0
+
+
+_NO_USE = BudgetUse()
+
+
+def find_refusal(
+    holds: Sequence[BudgetHold], uses: Mapping[str, BudgetUse], *, usd: float, tokens: int
+) -> BudgetRefusal | None:
+    """Return why a call may not take so much from these budgets; None if it may. Every store decides by this."""
+    for hold in holds:
+        counted = [uses.get(budget, _NO_USE) for budget in hold.counted]
+        in_usd = DailyBudget(
+            name=hold.budget,
+            limit=hold.usd_limit,
+            spent=sum(it.spent_usd for it in counted),
+            reserved=sum(it.reserved_usd for it in counted),
+        )
+        in_tokens = DailyBudget(
+            name=hold.budget,
+            limit=hold.token_limit,
+            spent=sum(it.spent_tokens for it in counted),
+            reserved=sum(it.reserved_tokens for it in counted),
+        )
+        for budget, amount, unit in ((in_usd, usd, "USD"), (in_tokens, tokens, "tokens")):
+            outcome = reserve_amount([budget], amount)
+            if isinstance(outcome, BudgetRefusal):
+                return structs.replace(outcome, unit=unit)
+    return None
 
 
 def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyBudget] | BudgetRefusal:

@@ -51,6 +51,8 @@ class AuditedCursor(Struct, frozen=True, kw_only=True):
     processed_seq: int
     in_flight_upto: int = 0
     """The end of its batch in flight; 0 without one."""
+    in_flight_items: tuple[tuple[int, int], ...] = ()
+    """The seqs and parts of its batch in flight, unless it repeats dead letters."""
     is_waiting: bool = False
     """It is due, waits for a time, or a worker holds it."""
 
@@ -236,6 +238,8 @@ class DeliveryAudit:
             and bits & (1 << replies[seq][0]) - 1 == (1 << replies[seq][0]) - 1
         ]
         self._add_delivery_findings(cursor, missing, again, unsent)
+        if sent := [seq for seq, part in cursor.in_flight_items if part >= 0 and done.get(seq, 0) & 1 << part]:
+            self._add(cursor.consumer, "the batch in flight would send {entries} again", sent)
         self._counts += AuditCounts(replies=parts_due)
 
     def _check_memory(self, cursor: AuditedCursor, done: Mapping[int, int]) -> None:

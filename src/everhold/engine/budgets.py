@@ -3,18 +3,28 @@ before the call, while it costs nothing.
 
 The amounts spent are in the store, committed with the thought they paid for. A reservation is held until that commit. A
 concurrent reader sees the reservation, the spent amount, or both, but never neither.
+
+If only this process works on the store, its reservations are in memory. If several hosts do, they are in the store.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
-from everhold.core.budget import BudgetRefusal, DailyBudget, reserve_amount
-from everhold.errors import Refused
+from everhold.core.budget import BudgetHold, BudgetRefusal, BudgetUse, find_refusal
+from everhold.core.people import PeopleDirectory
+from everhold.errors import EverholdError, Refused
+from everhold.ports.clock import RandomSource
 from everhold.ports.store import Store
+
+RESERVATION_LEASE_SECONDS: Final = 120.0
+"""How long the reservations of a host that died count."""
+RESERVATION_ID_BYTES: Final = 12
 
 
 class BudgetLimit(Struct, frozen=True, kw_only=True):
@@ -33,11 +43,13 @@ class WorstCaseCost(Struct, frozen=True, kw_only=True):
 
 
 class BudgetLedger:
-    """The budgets of one process. Only one process spends at a time, so it knows all reservations."""
+    """The budgets, as one process uses them."""
 
-    def __init__(self, store: Store, *, get_today: Callable[[], str]) -> None:
+    def __init__(self, store: Store, *, get_today: Callable[[], str], shared: SharedReservations | None = None) -> None:
+        """`shared` are the reservations in a store that several hosts use; None: this process is alone."""
         self.store = store
         self.get_today = get_today
+        self.shared = shared
         self._reserved_usd: defaultdict[str, float] = defaultdict(float)
         self._reserved_tokens: defaultdict[str, int] = defaultdict(int)
         self._release_count = 0
@@ -50,59 +62,132 @@ class BudgetLedger:
         return BudgetReservation(self, bound, worst)
 
     def get_reserved(self, budget: str) -> WorstCaseCost:
-        """Return what is reserved in a budget for running calls."""
+        """Return what this process has reserved in a budget for running calls."""
         return WorstCaseCost(usd=self._reserved_usd[budget], tokens=self._reserved_tokens[budget])
 
-    async def reserve(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
+    async def reserve(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> str:
+        """Reserve an amount in all these budgets. Return the id of the reservation in the store, if it is there."""
         day = self.get_today()
-        while True:
-            before = self._release_count
-            members = [await self._list_shared_budgets(limit.budget) for limit in bound]
-            spents = [await self._read_spend(budgets, day) for budgets in members]
-            if before == self._release_count:
-                break  # otherwise something was spent and released after we read the spent amounts, so we would miss it
-        # No other task runs from here to the reservation, so two calls cannot both take the rest of a budget.
-        for limit, budgets, spent in zip(bound, members, spents, strict=True):
-            usd = DailyBudget(
-                name=limit.budget,
-                limit=limit.usd,
-                spent=spent.usd,
-                reserved=sum(self._reserved_usd[budget] for budget in budgets),
-            )
-            self._raise_if_refused(reserve_amount([usd], worst.usd), "USD")
-            tokens = DailyBudget(
-                name=limit.budget,
-                limit=limit.tokens,
-                spent=spent.tokens,
-                reserved=sum(self._reserved_tokens[budget] for budget in budgets),
-            )
-            self._raise_if_refused(reserve_amount([tokens], worst.tokens), "tokens")
+        id = ""
+        if self.shared is not None:
+            holds = _list_holds(bound, await self.store.get_people())
+            id, refusal = await self.shared.reserve(holds, worst, day=day)
+        else:
+            while True:
+                before = self._release_count
+                holds = _list_holds(bound, await self.store.get_people())
+                uses = await self._read_uses({budget for hold in holds for budget in hold.counted}, day)
+                if before == self._release_count:
+                    break  # otherwise something was spent and released after we read, so we would miss it
+            # No other task runs from here to the reservation, so two calls cannot both take the rest of a budget.
+            refusal = find_refusal(holds, self._add_reserved(uses), usd=worst.usd, tokens=worst.tokens)
+        if refusal is not None:
+            raise _build_refused(refusal)
         for limit in bound:
             self._reserved_usd[limit.budget] += worst.usd
             self._reserved_tokens[limit.budget] += worst.tokens
+        return id
 
-    async def _list_shared_budgets(self, budget: str) -> tuple[str, ...]:
-        """Return the budgets that count together: those of all identities of one person. Others count alone."""
-        return (await self.store.get_people()).list_same_authors(budget)
+    async def _read_uses(self, budgets: set[str], day: str) -> dict[str, BudgetUse]:
+        spends = [await self.store.get_spend(budget, day) for budget in sorted(budgets)]
+        return {it.budget: BudgetUse(spent_usd=it.usd, spent_tokens=it.tokens) for it in spends}
 
-    async def _read_spend(self, budgets: Sequence[str], day: str) -> WorstCaseCost:
-        spends = [await self.store.get_spend(budget, day) for budget in budgets]
-        return WorstCaseCost(usd=sum(it.usd for it in spends), tokens=sum(it.tokens for it in spends))
+    def _add_reserved(self, uses: Mapping[str, BudgetUse]) -> dict[str, BudgetUse]:
+        return {
+            budget: BudgetUse(
+                spent_usd=use.spent_usd,
+                spent_tokens=use.spent_tokens,
+                reserved_usd=self._reserved_usd[budget],
+                reserved_tokens=self._reserved_tokens[budget],
+            )
+            for budget, use in uses.items()
+        }
 
-    def release(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost) -> None:
+    def release(self, bound: Sequence[BudgetLimit], worst: WorstCaseCost, id: str) -> None:
         self._release_count += 1
         for limit in bound:
             self._reserved_usd[limit.budget] -= worst.usd
             self._reserved_tokens[limit.budget] -= worst.tokens
+        if self.shared is not None and id:
+            self.shared.release(id)
 
-    def _raise_if_refused(self, outcome: list[DailyBudget] | BudgetRefusal, unit: str) -> None:
-        if isinstance(outcome, BudgetRefusal):
-            form = ",.0f" if unit == "tokens" else ".4f"  # people read this, so it is written in full
-            asked, left = (format(amount, form) for amount in (outcome.requested, outcome.remaining))
-            raise Refused(
-                f"today's budget of {outcome.budget} does not allow it: it may take {asked} {unit}, {left} are left",
-                remedy="raise `budget` or `quotas.spend` in config.yaml, or wait for tomorrow",
+    async def renew(self) -> None:
+        """Extend the leases of this process's reservations."""
+        if self.shared is not None:
+            await self.shared.renew()
+
+
+class SharedReservations:
+    """The reservations of this host in a store that several hosts use.
+
+    They are released after the cost is committed, and nobody waits for that: until then others see both, so they
+    spend less and never more. What a host that died has reserved is free again when the lease ends.
+    """
+
+    def __init__(self, store: Store, *, chance: RandomSource, lease_seconds: float = RESERVATION_LEASE_SECONDS) -> None:
+        self._store = store
+        self._chance = chance
+        self._lease_seconds = lease_seconds
+        self._held: set[str] = set()
+        self._ended: list[str] = []
+        self._releasing: asyncio.Task[None] | None = None
+
+    async def reserve(
+        self, holds: Sequence[BudgetHold], worst: WorstCaseCost, *, day: str
+    ) -> tuple[str, BudgetRefusal | None]:
+        id = self._chance.bytes(RESERVATION_ID_BYTES).hex()
+        try:
+            refusal = await self._store.reserve_spending(
+                holds, id=id, day=day, usd=worst.usd, tokens=worst.tokens, lease=self._lease_seconds
             )
+        except BaseException:
+            self.release(id)  # it is unknown whether it was reserved
+            raise
+        if refusal is None:
+            self._held.add(id)
+        return id, refusal
+
+    def release(self, id: str) -> None:
+        self._held.discard(id)
+        self._ended.append(id)
+        if self._releasing is None:
+            self._releasing = asyncio.get_running_loop().create_task(self._release_ended(), name="reservations")
+
+    async def _release_ended(self) -> None:
+        try:
+            while self._ended:
+                ids, self._ended = self._ended, []
+                await self._store.release_reservations(ids)
+        except EverholdError:
+            self._ended.clear()  # nobody renews them, so they end with their leases
+        finally:
+            self._releasing = None
+
+    async def renew(self) -> None:
+        if self._held:
+            await self._store.renew_reservations(sorted(self._held), lease=self._lease_seconds)
+
+
+def _list_holds(bound: Sequence[BudgetLimit], people: PeopleDirectory) -> list[BudgetHold]:
+    """Return the budgets with those that count together: those of all identities of one person. Others count alone."""
+    return [
+        BudgetHold(
+            budget=limit.budget,
+            counted=people.list_same_authors(limit.budget),
+            usd_limit=limit.usd,
+            token_limit=limit.tokens,
+        )
+        for limit in bound
+    ]
+
+
+def _build_refused(refusal: BudgetRefusal) -> Refused:
+    form = ",.0f" if refusal.unit == "tokens" else ".4f"  # people read this, so it is written in full
+    asked, left = (format(amount, form) for amount in (refusal.requested, refusal.remaining))
+    return Refused(
+        f"today's budget of {refusal.budget} does not allow it: it may take {asked} {refusal.unit}, {left} are left",
+        remedy="raise `budget` or `quotas.spend` in config.yaml, or wait for tomorrow",
+    )
 
 
 class BudgetReservation:
@@ -113,11 +198,12 @@ class BudgetReservation:
         self._limits = bound
         self._worst_case = worst
         self._held = False
+        self._id = ""
 
     async def reserve(self) -> None:
         """Raise Refused if a budget does not allow it, before anything is spent."""
         if self._limits:
-            await self._ledger.reserve(self._limits, self._worst_case)
+            self._id = await self._ledger.reserve(self._limits, self._worst_case)
             self._held = True
 
     def release(self) -> None:
@@ -126,7 +212,7 @@ class BudgetReservation:
         """
         if self._held:
             self._held = False
-            self._ledger.release(self._limits, self._worst_case)
+            self._ledger.release(self._limits, self._worst_case, self._id)
 
     async def __aenter__(self) -> None:
         await self.reserve()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
-from everhold.errors import InDoubt, StoreBusy, StoreFull
+from everhold.errors import InDoubt, OutcomeUnknown, StoreBusy, StoreFull
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.hosts import CommitHint
@@ -39,7 +39,12 @@ class Gates:
         A worker that ran a tool or sent a message must record it, otherwise it would be in doubt. Callers that can
         report a failure (a platform, an operator) use the store directly.
         """
-        return await self.retry_write(lambda: self.store.commit(change))
+        try:
+            return await self.retry_write(lambda: self.store.commit(change))
+        except OutcomeUnknown as error:
+            if change.cursor is not None and change.cursor.wait is not None and change.cursor.wait.mandatory:
+                error.requested_wait = change.cursor.wait.seconds
+            raise
 
     async def retry_write(self, write: Callable[[], Awaitable[T]]) -> T:
         """Retry a write while the disk is full or another program holds the lock. In both cases nothing was written."""
@@ -87,6 +92,9 @@ class WorkerPool(Protocol):
     def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         """End the reservations of these wakeups, and start workers for the claims."""
 
+    def expect_strays(self) -> None:
+        """Look for cursors that this process holds without a worker, after a commit of unknown outcome."""
+
 
 class Wakeups:
     """Hints within one process that something was committed. A lost hint costs time, never work, because cursors are
@@ -112,6 +120,12 @@ class Wakeups:
         assert self.worker_pool is not None or not claims, "claims need reserved workers"
         if self.worker_pool is not None:
             self.worker_pool.start_reserved(session, wakeups, claims)
+
+    def expect_strays(self) -> None:
+        """Look for cursors without a worker, because a commit that claims some had an unknown outcome."""
+        if self.worker_pool is not None:
+            self.worker_pool.expect_strays()
+            self.work_available.set()
 
     def notify(self, session: str, *, work: bool = True) -> None:
         """Notify the waiting tasks of a session. `work`: a cursor may also be due."""

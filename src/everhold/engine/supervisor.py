@@ -16,7 +16,7 @@ from everhold.core import consumers
 from everhold.core.retry import retry_delay_seconds
 from everhold.engine import backlinks
 from everhold.engine.agent_runtime import AgentRuntimes
-from everhold.engine.budgets import BudgetLedger
+from everhold.engine.budgets import BudgetLedger, SharedReservations
 from everhold.engine.commands import worker as commands_worker
 from everhold.engine.compression import worker as compression_worker
 from everhold.engine.compression.preparation import MemoryCompressionPreparer
@@ -34,7 +34,7 @@ from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.engine.suspects import TurnSuspects
 from everhold.engine.turn import worker as turn_worker
 from everhold.engine.turn.execution import TurnContext
-from everhold.errors import Conflict, EverholdError, LeaseLost, NotFound, Poisoned, StoreError
+from everhold.errors import Conflict, EverholdError, LeaseLost, NotFound, OutcomeUnknown, Poisoned, StoreError
 from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup, name_cursor
 
 LEASE_SECONDS: Final = 120.0
@@ -54,6 +54,11 @@ SHARED_POLL_SECONDS: Final = 0.5
 SUSPECT_POLL_SECONDS: Final = 1.0
 """The shortest time between two checks while due cursors are held back, because of a turn that may end the process."""
 UNAVAILABLE_RETRY_SECONDS: Final = 60.0
+STRAY_SECONDS: Final = 10.0
+"""How long after its caller lost the connection a commit may still be applied, and claim cursors."""
+STRAY_POLL_SECONDS: Final = 2.0
+HAND_OVER_SECONDS: Final = 5.0
+"""How long a drain waits for cancelled workers before other hosts may take their cursors over."""
 MEMORY_CONSUMERS: Final = (f"{consumers.MEMORY_PREFIX}*",)
 
 
@@ -96,7 +101,8 @@ class WorkerSupervisor:
         self.has_no_rivals = gates.store.is_exclusive if has_no_rivals is None else has_no_rivals
         self.peers = peers or build_peer_registry(gates, runtimes)
         self.contexts = ContextCache()
-        self.budgets = BudgetLedger(gates.store, get_today=get_today)
+        shared = None if gates.store.is_exclusive else SharedReservations(gates.store, chance=gates.chance)
+        self.budgets = BudgetLedger(gates.store, get_today=get_today, shared=shared)
         self.preparer = MemoryCompressionPreparer(gates, runtimes=runtimes, wakeups=wakeups, budgets=self.budgets)
         self.backfill_rate_limits: dict[str, backfill.BackfillRateLimit] = {}
         """Memory -> when its next backfill batch may be sent."""
@@ -118,6 +124,8 @@ class WorkerSupervisor:
         self.only_consumers: tuple[str, ...] = ()
         """The consumers whose cursors are claimed; empty: all."""
         self.is_dispatching = False
+        self._strays_until: float | None = None
+        """Until then on the monotonic clock, this process may come to hold cursors that it does not know of."""
         self._workers: dict[str, Callable[[Claim, str], Awaitable[bool]]] = {
             consumers.TURN: self._run_turns,
             consumers.COMMANDS: self._run_commands,
@@ -145,6 +153,8 @@ class WorkerSupervisor:
         self.wakeups.worker_pool = self
         while not self.is_stopping:
             self.wakeups.work_available.clear()
+            if self._strays_until is not None:
+                await self._hand_over_strays(self._strays_until)
             drift = gates.clock.now() - gates.clock.monotonic()
             by, ahead = drift - ahead, drift
             if abs(by) > CLOCK_JUMP_SECONDS:
@@ -165,9 +175,13 @@ class WorkerSupervisor:
             held_back: list[str] = []
             if free_slots > 0 and (jumped or (due is not None and due <= 0)):
                 held_back = await self._list_held_back()
-                claims = await gates.retry_write(
-                    functools.partial(self._claim_cursors, min(free_slots, share), full, held_back)
-                )
+                try:
+                    claims = await gates.retry_write(
+                        functools.partial(self._claim_cursors, min(free_slots, share), full, held_back)
+                    )
+                except OutcomeUnknown:
+                    self.expect_strays()
+                    raise
                 for claim in claims:
                     self._start_worker(claim)
                 if claims:
@@ -175,7 +189,26 @@ class WorkerSupervisor:
             # A cursor that is due but could not be claimed belongs to another process: check again soon, not at once.
             soonest = SUSPECT_POLL_SECONDS if held_back else 0.05
             wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, soonest))
+            if self._strays_until is not None:
+                wait = min(wait, STRAY_POLL_SECONDS)
             await gates.sleep(wait, wakeup=self.wakeups.work_available)
+
+    def expect_strays(self) -> None:
+        self._strays_until = self.gates.clock.monotonic() + STRAY_SECONDS
+
+    async def _hand_over_strays(self, until: float) -> None:
+        """End the leases of cursors that this process holds without a worker, which it does not know of because the
+        connection was lost. Nobody could claim them before their leases end.
+        """
+        is_last = self.gates.clock.monotonic() >= until
+        store, owner = self.gates.store, self.gates.owner
+        owned = [cursor for cursor in await store.list_cursors(waiting=True) if cursor.owner == owner]
+        held = set(self._list_held_cursors())  # only now, because a worker may have started since
+        strays = [Claim(cursor=it, agent="") for it in owned if name_cursor(it.session, it.consumer) not in held]
+        if strays:
+            await store.hand_over_leases(strays, owner=owner)
+        if is_last and self._strays_until == until:
+            self._strays_until = None
 
     async def _list_held_back(self) -> list[str]:
         if not self.suspects:
@@ -240,8 +273,11 @@ class WorkerSupervisor:
         while not self.is_stopping:
             await self.gates.sleep(self.lease_seconds / 3)
             await self._renew_leases()
+            if not self.gates.store.is_exclusive:
+                await self.suspects.refresh(self.gates.store)
 
     async def _renew_leases(self) -> None:
+        await self.gates.retry_write(self.budgets.renew)
         if self.tasks:
             await self.gates.retry_write(
                 lambda: self.gates.store.renew_leases(
@@ -278,6 +314,19 @@ class WorkerSupervisor:
         await self._pause_turns()
         for task in list(self.tasks):
             task.cancel()
+        if not self.gates.store.is_exclusive:
+            await self._hand_over_cursors()
+
+    async def _hand_over_cursors(self) -> None:
+        """End the leases of the workers that were cancelled, so that other hosts need not wait for their end."""
+        left = dict(self.tasks)
+        if not left:
+            return
+        await asyncio.wait(left, timeout=HAND_OVER_SECONDS)  # a worker that still commits must not lose its lease
+        try:
+            await self.gates.store.hand_over_leases(list(left.values()), owner=self.gates.owner)
+        except StoreError as error:
+            self.gates.log.error("store.failed", what="drain", error=error)
 
     async def _pause_turns(self) -> None:
         """Record that running turns did not end this process, so that their next start does not count."""
@@ -356,7 +405,7 @@ class WorkerSupervisor:
         except StoreError as error:
             log.error("store.failed", error=error)
             # If nothing can be written, the cursor cannot be released, either. The next process finds it.
-            await self._release_cursor(claim, str(error))
+            await self._release_cursor(claim, str(error), requested_wait=self._settle_unknown(error))
         except EverholdError as error:
             log.warning("consumer.failed", error=error)
             if not isinstance(error, NotFound):  # an agent that is not configured now may come back
@@ -367,6 +416,13 @@ class WorkerSupervisor:
             self._failures_in_row[claim.name] += 1
             await self._release_cursor(claim, f"{type(error).__name__}: {error}")
         return False
+
+    def _settle_unknown(self, error: StoreError) -> float | None:
+        """Prepare for what a commit of unknown outcome may have done. Return the delay that it should have stored."""
+        if not isinstance(error, OutcomeUnknown):
+            return None
+        self.expect_strays()
+        return error.requested_wait
 
     async def _wait_for_start(self) -> None:
         """If many workers run, start only a few with each round of the event loop, so that new messages are accepted in
@@ -552,13 +608,21 @@ class WorkerSupervisor:
         return DeliveryWorker(self.gates, claim, destination)
 
     async def _release_cursor(
-        self, claim: Claim, error: str, *, seconds: float | None = None, attempts: int | None = None
+        self,
+        claim: Claim,
+        error: str,
+        *,
+        seconds: float | None = None,
+        attempts: int | None = None,
+        requested_wait: float | None = None,
     ) -> None:
-        """Release a cursor that cannot be worked on now."""
+        """Release a cursor that cannot be worked on now. A `requested_wait` is mandatory."""
         attempts = claim.cursor.attempts + 1 if attempts is None else attempts
         wait = seconds if seconds is not None else retry_delay_seconds(attempts, jitter=self.gates.chance.random())
-        wait = 300.0 if wait is None else wait
-        update = CursorUpdate(attempts=attempts, error=error, wait=RetryDelay(seconds=wait), release=True)
+        delay = RetryDelay(seconds=300.0 if wait is None else wait)
+        if requested_wait is not None:
+            delay = RetryDelay(seconds=requested_wait, mandatory=True)
+        update = CursorUpdate(attempts=attempts, error=error, wait=delay, release=True)
         try:
             await self.gates.commit(
                 Change(
@@ -572,4 +636,6 @@ class WorkerSupervisor:
         except LeaseLost:
             return  # another process holds it now
         except EverholdError as failure:
+            if isinstance(failure, OutcomeUnknown):
+                self.expect_strays()
             self.gates.log.warning("lease.lost", session=claim.session, consumer=claim.consumer, error=failure)

@@ -22,14 +22,28 @@ class TurnSuspects:
     """The suspects of one process, each with the time from which it may be tried."""
 
     def __init__(self, turns: Iterable[Operation] = (), *, at: float = 0.0) -> None:
-        ordered = sorted(turns, key=lambda turn: (turn.attempts, turn.session))
-        self._not_before = {
-            name_cursor(turn.session, TURN): at + compute_stable_seconds(turn.attempts) for turn in ordered
-        }
+        """`at` is when this process began to work."""
+        self._began_at = at
+        self._not_before: dict[str, float] = {}
+        self._add(turns)
 
     @classmethod
     async def find(cls, store: Store, *, at: float) -> TurnSuspects:
         return cls(await store.list_restarted_turns(starts=SUSPECT_STARTS), at=at)
+
+    async def refresh(self, store: Store) -> None:
+        """Add the turns that ended other hosts since, and drop those that have ended. A host that died holds its turns
+        until their leases end, so it is enough to look more often than that.
+        """
+        turns = await store.list_restarted_turns(starts=SUSPECT_STARTS)
+        present = {name_cursor(turn.session, TURN) for turn in turns}
+        self._not_before = {name: at for name, at in self._not_before.items() if name in present}
+        self._add(turns)
+
+    def _add(self, turns: Iterable[Operation]) -> None:
+        for turn in sorted(turns, key=lambda turn: (turn.attempts, turn.session)):
+            not_before = self._began_at + compute_stable_seconds(turn.attempts)
+            self._not_before.setdefault(name_cursor(turn.session, TURN), not_before)
 
     def __bool__(self) -> bool:
         return bool(self._not_before)
@@ -57,5 +71,8 @@ class TurnSuspects:
             if cursor is None or cursor.since is None:
                 del self._not_before[name]  # another process ended it
             elif not cursor.since <= now < cursor.since + cursor.wait:  # also if the clock went back
+                if cursor.owner:
+                    # Perhaps another host works on it. Then it is not claimed now, and the next one is tried after it.
+                    self._not_before[name] = self._not_before.pop(name)
                 return name
         return ""

@@ -13,6 +13,7 @@ the filter refuses without a system call for it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -287,6 +288,7 @@ def _raise_errno(what: str) -> None:
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
+CLONE_NEWPID: Final = 0x20000000
 CHECK_SECONDS: Final = 0.5
 CPU_WINDOW_SECONDS: Final = 900.0
 """The time in which the processor time of a child is limited."""
@@ -342,14 +344,18 @@ class ProcessUsage:
 class ChildWatch:
     """Compares what the child and everything that it started use with the limits."""
 
-    def __init__(self, limits: dict[str, int], *, now: float) -> None:
+    def __init__(self, limits: dict[str, int], *, now: float, keeper: int = 0) -> None:
+        """`keeper` is a process of ours that does not count."""
         self._limits = limits
+        self._keeper = keeper
         self._cpu_history = deque([(now, 0.0)])
         """(time, processor time until then), oldest first."""
 
     def find_excess(self, now: float) -> str:
         """Return which limit is exceeded, or an empty text."""
-        pids = list_children_of(os.getpid())
+        # so many are started in a moment that only a few more than allowed are counted
+        listed = list_children_of(os.getpid(), most=self._limits["processes"] + 1)
+        pids = [pid for pid in listed if pid != self._keeper]
         if len(pids) > self._limits["processes"]:
             return f"it started more than {self._limits['processes']} processes"
         usages = {pid: usage for pid in pids if (usage := read_usage(pid)) is not None}
@@ -358,11 +364,17 @@ class ChildWatch:
         if sum(usage.memory_bytes for usage in usages.values()) > most and sum(map(read_memory_share, usages)) > most:
             return f"it used more than {most:,} bytes of memory"
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = ended.ru_utime + ended.ru_stime + sum(usage.cpu_seconds for usage in usages.values())
+        spent = ended.ru_utime + ended.ru_stime + self._read_kept_seconds()
+        spent += sum(usage.cpu_seconds for usage in usages.values())
         if self._count_recent_cpu(now, spent) > self._limits["cpu_seconds"]:
             minutes = f"{CPU_WINDOW_SECONDS / 60:g} minutes"
             return f"it used more than {self._limits['cpu_seconds']} s of processor time in {minutes}"
         return ""
+
+    def _read_kept_seconds(self) -> float:
+        """Return the processor time of the keeper and of the processes that it has waited for."""
+        usage = read_usage(self._keeper) if self._keeper else None
+        return usage.cpu_seconds if usage is not None else 0.0
 
     def _count_recent_cpu(self, now: float, spent: float) -> float:
         """Return the processor time within the last minutes. One value per second is remembered."""
@@ -397,13 +409,16 @@ def read_memory_share(pid: int) -> int:
     return usage.memory_bytes if usage is not None else 0
 
 
-def list_children_of(root: int) -> list[int]:
-    """Return the processes that a process started, directly or not, without a look at all processes of the machine."""
+def list_children_of(root: int, *, most: int = sys.maxsize) -> list[int]:
+    """Return the processes that a process started, directly or not, without a look at all processes of the machine.
+    With more than `most`, the others may be missing."""
     found: list[int] = []
     level = [root]
-    while level:
+    while level and len(found) <= most:
         following: list[int] = []
         for pid in level:
+            if len(found) + len(following) > most:
+                break
             try:
                 for thread in os.listdir(f"/proc/{pid}/task"):
                     with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
@@ -445,6 +460,36 @@ def run_child(spec: dict[str, Any]) -> None:
         os._exit(EXIT_NOT_STARTED)
 
 
+def run_keeper(spec: dict[str, Any]) -> None:
+    """Start the program as the first process of a PID namespace, and end with it. Never returns.
+
+    The kernel does not limit how many processes root may start. When the first process of a namespace ends, the kernel
+    ends all others in it at once, and none can be started meanwhile.
+    """
+    _call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    program = os.fork()
+    if program == 0:
+        for number in (signal.SIGTERM, END_NOW_SIGNAL, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        run_child(spec)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(program, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)  # the gateway has to see the end of the program's output
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def can_keep(spec: dict[str, Any]) -> bool:
+    """Put the next process into a PID namespace of its own, if the kernel allows it and does not limit this user.
+    Bubblewrap makes one itself."""
+    return spec["sandbox"] == "landlock" and os.getuid() == 0 and _LIBC.unshare(CLONE_NEWPID) == 0
+
+
 def list_descendants(root: int) -> list[int]:
     """Return the processes that a process started, directly or not, as far as they are not adopted elsewhere."""
     parents: dict[int, int] = {}
@@ -464,17 +509,33 @@ def list_descendants(root: int) -> list[int]:
 
 
 def end_descendants() -> None:
-    """Kill everything below this process. Processes that lost their parent belong to this one, so none escapes."""
+    """Kill everything below this process. Processes that lost their parent belong to this one, so none escapes.
+
+    A program may start processes faster than all of them can be listed. So only those that belong to this process are
+    killed at a time, which one file tells; what they started belongs to this process then.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -20)  # root may do that, and only root has no limit of the kernel
     while True:
-        for pid in list_descendants(os.getpid()):
-            try:
+        for pid in list_own_children():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         try:
             os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
+
+
+def list_own_children() -> list[int]:
+    """Return the processes whose parent is this process, and all that they started if the kernel does not tell only
+    these."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            return list(map(int, file.read().split()))
+    except (OSError, ValueError):
+        return list_descendants(os.getpid())
 
 
 def main() -> None:
@@ -497,8 +558,11 @@ def main() -> None:
     _call_prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != spec["gateway"]:
         os._exit(EXIT_NOT_STARTED)  # the gateway ended before the signal was set
+    is_kept = can_keep(spec)
     child = os.fork()
-    if child == 0:
+    if child == 0 and is_kept:
+        run_keeper(spec)
+    elif child == 0:
         for number in (signal.SIGTERM, END_NOW_SIGNAL, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         run_child(spec)
@@ -506,7 +570,7 @@ def main() -> None:
     told = os.dup(2)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)  # the gateway has to see the end of the child's output
-    watch = ChildWatch(spec["limits"], now=time.monotonic())
+    watch = ChildWatch(spec["limits"], now=time.monotonic(), keeper=child if is_kept else 0)
 
     def on_check(number: int, _: object) -> None:
         if not (excess := watch.find_excess(time.monotonic())):

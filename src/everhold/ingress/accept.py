@@ -32,7 +32,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.session_access import find_session_start, is_foreign_session
 from everhold.engine.state_updates import update_state_record
-from everhold.errors import Conflict
+from everhold.errors import Conflict, OutcomeUnknown
 from everhold.ingress.quotas import MessageCharge, MessageQuotas
 from everhold.ingress.shared_records import SharedRecords
 from everhold.ports.platform import SCHEDULED_EVENT, UNPARSED_EVENT, AcceptResult, IncomingMessage
@@ -505,6 +505,8 @@ class MessageAcceptor:
 
     def _start_reserved_workers(self, change: Change, task: asyncio.Task[CommitResult]) -> None:
         failed = task.cancelled() or task.exception() is not None
+        if not task.cancelled() and isinstance(task.exception(), OutcomeUnknown):
+            self.wakeups.expect_strays()
         self.wakeups.start_reserved(change.session, change.wakeups, () if failed else task.result().claims)
 
 

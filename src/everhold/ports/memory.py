@@ -148,6 +148,10 @@ class MemoryQuery(Struct, frozen=True, kw_only=True):
     """The stamp of the turn that asks, or an empty one outside a turn."""
     present: PresentAudience = PresentAudience()
     """The people present, with all identities of each. A hit is theirs if it was for any identity of each of them."""
+    asked_at: float = 0.0
+    """When the question was asked; 0 if unknown. Relative dates such as "last week" refer to it."""
+    utc_offset_seconds: int = 0
+    """How far the agent's time zone was ahead of UTC then."""
     peers: dict[str, tuple[str, ...]] = {}
     """Identity -> all peers under which this memory ever stored it, the latest first, for every identity in
     `present`. Several people's peers are not among them."""

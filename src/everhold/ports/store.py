@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol
 from msgspec import Struct
 
 from everhold.core.audit import ReportProgress, StoreAudit
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.entries import Entry, EntryDraft, EntryKind, StoredRecord
 from everhold.core.inbox import PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
@@ -270,6 +271,7 @@ class StateNamespace(StrEnum):
     SESSION_REBUILD = "session_rebuild"
     HERMES_IMPORT = "hermes_import"
     ERASURE = "erasure"
+    ENTRY_ERASURE = "entry_erasure"
     HELD_MESSAGE = "held_message"
     QUOTA = "quota"
     TOOL_PINS = "tool_pins"
@@ -619,6 +621,21 @@ class Store(Protocol):
 
     async def remove_host(self, id: str) -> None:
         """Remove a host that ends."""
+
+    async def reserve_spending(
+        self, holds: Sequence[BudgetHold], *, id: str, day: str, usd: float, tokens: int, lease: float
+    ) -> BudgetRefusal | None:
+        """Reserve what a call may cost in all these budgets, or in none of them and return why not.
+
+        What all hosts spent on that day and have reserved counts. `core.budget.find_refusal` decides, in one step with
+        the reservation. It ends with its lease, or when it is released. Repeating it with the same id changes nothing.
+        """
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        """Extend these reservations of running calls. Return how many of them have not ended."""
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        """End reservations, after the cost of their calls was committed or if there was none."""
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         """Make cursors due that wait after a failure, because something was repaired. Mandatory delays stay.

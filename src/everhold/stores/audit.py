@@ -35,6 +35,7 @@ MAX_CITED: Final = 50_000
 """How many cited entries are kept in memory."""
 _AUDIENCE_KINDS: Final = frozenset({EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED})
 _DEAD_LETTER_STATES: Final = "('dead', 'replaying', 'replayed', 'dropped')"
+_REPLAYED: Final = "replayed"
 _batches: Final = msgspec.json.Decoder(InFlightBatch)
 _records: Final = msgspec.json.Decoder(RecallRecord)
 
@@ -91,6 +92,7 @@ class _SnapshotAuditor:
             log.check_entry(entry)
             deliveries.add_entry(entry)
             self.costs.add_entry(entry)
+            self._check_files(entry)
             match entry.body:
                 case Began(type="turn", people=epoch):
                     epochs = {entry.seq: epoch}  # only one turn runs at a time
@@ -102,6 +104,8 @@ class _SnapshotAuditor:
         self.checked += log.count_checked()
         if not log.is_cut_off:
             self._check_choices(rows)
+            if text := rows.describe_wrong_parent(self.reader):
+                self.findings.append(AuditFinding(promise="P6", session=id, text=text))
             self.checked += self._check_deliveries(id, deliveries)
             self.findings += deliveries.findings
 
@@ -151,14 +155,16 @@ class _SnapshotAuditor:
     def _parse_cursor(self, row: Any) -> AuditedCursor:
         consumer, start, processed, text, waiting = row
         try:
-            upto = 0 if text is None else _batches.decode(text).upto
+            batch = None if text is None else _batches.decode(text)
         except msgspec.DecodeError:
-            upto = 0  # reported as a contradiction
+            batch = None  # reported as a contradiction
+        again = batch is not None and not batch.replays
         return AuditedCursor(
             consumer=consumer,
             start_seq=start,
             processed_seq=processed,
-            in_flight_upto=upto,
+            in_flight_upto=0 if batch is None else batch.upto,
+            in_flight_items=tuple((it.seq, it.part) for it in batch.items) if batch is not None and again else (),
             is_waiting=bool(waiting),
         )
 
@@ -167,9 +173,11 @@ class _SnapshotAuditor:
             "select consumer, seq, part, in_doubt from receipts where session = ?", (session,)
         ):
             yield SettledItem(row[0], row[1], row[2], bool(row[3]))
-        sql = "select consumer, seq, part from dead_letters where state in "
+        sql = "select consumer, seq, part, state from dead_letters where state in "
         for row in self.reader.iterate_rows(f"{sql}{_DEAD_LETTER_STATES} and session = ?", (session,)):
-            yield SettledItem(row[0], row[1], row[2], is_receipt=False)
+            # A reply that was replayed has a receipt. A memory receives nothing of what was undone before its replay.
+            if row[3] != _REPLAYED or consumers.get_memory_name(row[0]):
+                yield SettledItem(row[0], row[1], row[2], is_receipt=False)
 
     def _list_dead_letters(self, session: str | None) -> None:
         """List the dead letters that wait for a decision."""
@@ -192,6 +200,20 @@ class _SnapshotAuditor:
 
     def _has_key(self, key: str) -> bool:
         return self.reader.fetch_value("select 1 from entries where dedup = ?", (key,)) is not None
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def _check_files(self, entry: Entry) -> None:
+        """Check that the files of a message are there. An erasure also takes equal files of other messages."""
+        files = entry.body.attachments if isinstance(entry.body, Heard | Said) else ()
+        for file in files:
+            if self.reader.fetch_value("select 1 from blobs where digest = ?", (file.blob,)) is None:
+                erased = self.reader.fetch_value("select 1 from entries where kind = 'erased' limit 1") is not None
+                text = f"the file {file.name or file.blob!r} of entry {entry.seq} is missing"
+                level = "doubt" if erased else "broken"
+                self.findings.append(
+                    AuditFinding(promise="P8", session=entry.session, text=text, seq=entry.seq, level=level)
+                )
 
     # -- recall ------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from everhold.core.entries import (
     RELEASING_OUTCOMES,
     AddressBound,
     Began,
+    BranchedFrom,
     Changed,
     Compressed,
     ContextReset,
@@ -112,6 +113,8 @@ class RebuiltSession:
     generation: int = 0
     erasures: int = 0
     erased: set[int] = field(default_factory=set)
+    branched_from: tuple[str, int] = ("", 0)
+    """The session whose context this one continues, and the entry up to which."""
     conflicts: list[str] = field(default_factory=list)
 
     def take(self, op: int, seq: int, takes: tuple[int, ...]) -> None:
@@ -208,6 +211,17 @@ class SessionVerifier:
         chosen = self._rebuilt.choices
         return [name for name in chosen if self._is_complete and stored.get(name, "") != chosen[name]], len(chosen)
 
+    def describe_wrong_parent(self, reader: SnapshotReader) -> str:
+        """Return what is wrong with the session whose context this one continues, or an empty text."""
+        rows = reader.fetch_rows("select parent, parent_at from sessions where id = ?", (self.id,))
+        stored = tuple(rows[0]) if rows else None
+        if not self._is_complete or stored is None or stored == self._rebuilt.branched_from:
+            return ""
+        (parent, at), (own, own_at) = stored, self._rebuilt.branched_from
+        return (
+            f"it continues {parent or 'no session'} up to {at}, but its log says {own or 'no session'} up to {own_at}"
+        )
+
     def finish(self, reader: SnapshotReader) -> list[str]:
         """Return one line for each contradiction."""
         id, found, rebuilt = self.id, self._found, self._rebuilt
@@ -295,6 +309,8 @@ def _rebuild_changed(now: RebuiltSession, seq: int, op: int | None, body: Change
                 now.ops[asked].stop = 1
         case SessionTitled(title=title):
             now.title = title
+        case BranchedFrom(parent=parent, at=at):
+            now.branched_from = (parent, at)
         case MemoryNameSet(memory=memory, name=name):
             now.names[memory] = name
         case SettingChosen(setting=setting, value=value):

@@ -11,8 +11,10 @@ from enum import StrEnum
 class LogEvent(StrEnum):
     """What a log line reports. The value is the name in the log."""
 
+    ACCOUNT_CLAIMED = "account.claimed"
     ACCOUNT_CONNECTED = "account.connected"
     ACCOUNT_FAILING = "account.failing"
+    ACCOUNT_LOST = "account.lost"
     ACCOUNT_STARTED = "account.started"
     ACCOUNT_STOPPED = "account.stopped"
     ACCOUNT_UNAVAILABLE = "account.unavailable"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -171,6 +172,8 @@ class CrashableStore:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(real):
+            return real  # a property
 
         async def gate(*args: Any, **options: Any) -> Any:
             if self.dead:

@@ -140,7 +140,7 @@ async def test_commands_and_entries_without_an_audience_are_not_found(scenario: 
 
 async def test_a_hit_names_its_kind_and_its_author(scenario: IndexScenario) -> None:
     await scenario.say("the marmot sleeps")
-    await scenario.say("so the marmot does", who="agent")
+    await scenario.say("so the marmot hibernates", who="agent")
     await scenario.note("marmots sleep in winter")
     stamp = Stamp(person="ada", audience=ADA)
     await scenario.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
@@ -149,7 +149,7 @@ async def test_a_hit_names_its_kind_and_its_author(scenario: IndexScenario) -> N
     found = {one.text: (one.kind, one.author, one.origin) for one in await scenario.provider().find(query)}
     assert found == {
         "the marmot sleeps": ("message", "person:ada", ""),
-        "so the marmot does": ("reply", "agent:main", ""),
+        "so the marmot hibernates": ("reply", "agent:main", ""),
         "marmots sleep in winter": ("note", "person:ada", ""),
         "marmot for sale": ("message", "person:ada", "bot:spam"),
         "a page says marmots fly": ("note", "person:ada", "tool:web"),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from everhold.core.people import build_present
-from everhold.memories.builtin import candidates
+from everhold.memories.builtin import candidates, indexing, ranking
 from everhold.memories.builtin.candidates import IndexScope
 from everhold.memories.builtin.rank_fusion import DAY_SECONDS, RankingWeights
+from everhold.ports.memory import MemoryQuery
 from tests.memories.builtin.index_scenario import ADA, IndexScenario
 
 BOB = ("person:bob",)
@@ -87,7 +90,8 @@ async def test_a_short_answer_is_indexed_with_a_short_question_only(scenario: In
     await scenario.say(f"{long * 3} Which colour of paint for the kitchen?", who="bob", session="long")
     await scenario.say("The pale one, I think.", session="long")
     await scenario.say("The pale one, I think.", session="alone")
-    scenario.index.ranking_weights = RankingWeights(smooth=0.0)  # the neighbour's contribution is another signal
+    # the contributions of the neighbour and of the session are other signals
+    scenario.index.ranking_weights = RankingWeights(smooth=0.0, occasion=0.0)
     hits = await scenario.hits("paint colour kitchen", limit=50)
     scores = {hit.session: hit.score for hit in hits if hit.text == "The pale one, I think."}
     alone = scores.get("alone", RankingWeights().human + RankingWeights().recent)  # it shares no word with the question
@@ -104,12 +108,127 @@ async def test_entries_of_the_named_people_are_first(scenario: IndexScenario) ->
     assert [hit.session for hit in await scenario.hits(asked)] == ["m", "c"]
 
 
-async def test_entries_of_people_rank_above_replies(scenario: IndexScenario) -> None:
+LONG = "It took a while, and this is how it went, from the first call to the last bolt that was turned. " * 15
+
+
+async def test_entries_of_people_rank_above_long_replies(scenario: IndexScenario) -> None:
+    await scenario.say(f"the boiler was repaired. {LONG}", session="said")
+    await scenario.say(f"the boiler was repaired. {LONG}", session="answered", who="agent")
+    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "answered"]
+    scenario.index.ranking_weights = RankingWeights(human=-0.3)
+    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["answered", "said"]
+
+
+async def test_short_replies_rank_like_entries_of_people(
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await scenario.say("the boiler was repaired", session="said")
     await scenario.say("the boiler was repaired", session="answered", who="agent")
-    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["said", "answered"]
-    scenario.index.ranking_weights = RankingWeights(human=-0.2)
-    assert [hit.session for hit in await scenario.hits("boiler repaired")] == ["answered", "said"]
+    one, other = await scenario.hits("boiler repaired")
+    assert one.score == other.score
+    monkeypatch.setattr(ranking, "_mask_favoured", lambda flags, _: (flags & ranking.HUMAN) > 0)
+    one, other = await scenario.hits("boiler repaired")
+    assert (one.session, other.session) == ("said", "answered")
+    assert one.score > other.score + 0.1
+
+
+async def test_an_item_gains_from_the_best_items_of_its_session_and_day(scenario: IndexScenario) -> None:
+    for session in ("trip", "lone"):
+        await scenario.say("We took the ferry at dawn, and the whole deck was wet.", session=session)
+    for number in range(4):  # these lie apart, so they are no neighbours
+        await scenario.say(f"Unrelated remark number {number} about the tax return of the firm.", session="trip")
+        await scenario.say(f"On Corfu we ate grilled fish on evening {number}.", session="trip")
+
+    async def score(session: str) -> float:
+        hits = await scenario.hits("Corfu ferry fish")
+        return next(hit.score for hit in hits if hit.session == session and "ferry" in hit.text)
+
+    gain = await score("trip") - await score("lone")
+    scenario.index.ranking_weights = RankingWeights(occasion=0.0)
+    assert gain > await score("trip") - await score("lone") + 0.1
+
+
+async def test_words_of_a_named_date_are_first(scenario: IndexScenario) -> None:
+    may, june = (datetime(2023, month, 8, 12, tzinfo=UTC).timestamp() for month in (5, 6))
+    await scenario.say("I repaired the boiler in the cellar", session="may", at=may)
+    await scenario.say("I repaired the boiler in the cellar!", session="june", at=june)
+
+    async def first(question: str, now: float = june + 40 * DAY_SECONDS) -> str:
+        query = MemoryQuery(
+            text=question, agent="main", session="t", name="n", audience=ADA, person="ada", asked_at=now
+        )
+        return (await scenario.provider().find(query))[0].session
+
+    assert await first("Which boiler did I repair on 7 May 2023?") == "may"  # told on the day after
+    assert await first("Which boiler did I repair in June?") == "june"
+    assert await first("Welchen Boiler habe ich im Mai repariert?") == "may"
+    assert await first("Which boiler did I repair last month?", now=june) == "may"
+    scenario.index.ranking_weights = RankingWeights(dated=-0.4)
+    assert await first("Which boiler did I repair on 7 May 2023?") == "june"
+
+
+async def test_a_date_alone_finds_what_was_said_then(scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = datetime(2023, 5, 8, 12, tzinfo=UTC).timestamp()
+    for number in range(1_200):
+        await scenario.say(f"What happened was number {number}.", session=f"s{number % 9}", at=day + 9e6)
+    await scenario.say("Zebras arrived", session="wanted", at=day)
+    query = MemoryQuery(
+        text="What happened yesterday?", agent="main", session="t", name="n", audience=ADA, person="ada",
+        asked_at=day + DAY_SECONDS,
+    )  # fmt: skip
+    while await scenario.index.catch_up(scenario.log):
+        pass
+    assert [hit.text for hit in await scenario.provider().find(query)][:1] == ["Zebras arrived"]
+    monkeypatch.setattr(ranking, "_find_dated_chunks", lambda _db, _stack, _asked: np.zeros(0, np.int64))
+    assert "Zebras arrived" not in [hit.text for hit in await scenario.provider().find(query)][:1]
+
+
+@pytest.mark.parametrize(
+    "text, who",
+    [
+        ("Which colour of paint did I choose for the kitchen?", "ada"),
+        ("Welche Farbe habe ich f\u00fcr die K\u00fcche gew\u00e4hlt: paint?", "ada"),
+        ("Paint it is.", "agent"),
+    ],
+)
+async def test_bare_questions_and_empty_replies_are_not_recalled(
+    scenario: IndexScenario, text: str, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = MemoryQuery(text="paint kitchen", agent="main", session="t", name="n", audience=ADA, person="ada")
+    await scenario.say(text, who=who)
+    await scenario.say("The paint of the kitchen is pale green.", session="b")
+    assert [hit.text for hit in await scenario.provider().find(query)] == ["The paint of the kitchen is pale green."]
+    assert text in await scenario.find("paint kitchen")  # a person who searches still finds it
+    await scenario.index.rebuild()
+    monkeypatch.setattr(indexing, "is_bare", lambda _entry, _words: False)
+    assert text in [hit.text for hit in await scenario.provider().find(query)]
+
+
+async def test_a_question_that_also_tells_something_is_recalled(scenario: IndexScenario) -> None:
+    told = "My dog Rex is 7 now, do you think he needs other food?"
+    await scenario.say(told)
+    query = MemoryQuery(text="How old is Rex?", agent="main", session="t", name="n", audience=ADA, person="ada")
+    assert [hit.text for hit in await scenario.provider().find(query)] == [told]
+
+
+async def test_an_answer_that_was_given_often_is_found_once(scenario: IndexScenario) -> None:
+    for number in range(5):
+        await scenario.say("The boiler needs a new valve, as I said.", who="agent", session=f"s{number}")
+    query = MemoryQuery(text="boiler valve", agent="main", session="t", name="n", audience=ADA, person="ada")
+    assert len(await scenario.provider().find(query)) == 1
+
+
+async def test_the_name_of_the_other_side_is_not_a_topic(
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent may be called by a name that no author has."""
+    for number in range(30):
+        await scenario.say(f"Hey Melanie! The meeting number {number} is over.", session=f"m{number}")
+    await scenario.say("I practise the violin every day.", who="agent", session="v")
+    asked = "Which instrument does Melanie play?"
+    assert (await scenario.find(asked))[0] == "I practise the violin every day."
+    monkeypatch.setattr(candidates, "find_common_names", lambda *_: set())
+    assert (await scenario.find(asked))[0].startswith("Hey Melanie!")
 
 
 async def test_notes_rank_above_messages(scenario: IndexScenario) -> None:
@@ -142,11 +261,13 @@ async def test_very_frequent_words_are_not_looked_up(scenario: IndexScenario, mo
     await scenario.say("a cup of oolong tea", session="rare")
     assert (await scenario.find("cup tea oolong", limit=3))[0] == "a cup of oolong tea"
     (scope,) = candidates.find_scopes(scenario.index._reader, agent="main", present=build_present(ADA))
-    walked = candidates.find_term_chunks(
-        scenario.index._reader, candidates.build_term_queries("cup tea oolong"), scope.id, scope.chunks
-    )
+    walked = _walk(scenario, "cup tea oolong", scope)
     assert [(term, len(rows)) for _, rows, term in walked] == [('"oolong"', 1)]
-    common = candidates.find_term_chunks(
-        scenario.index._reader, candidates.build_term_queries("cup"), scope.id, scope.chunks
-    )
+    common = _walk(scenario, "cup", scope)
     assert [(term, len(rows), rows[0]) for _, rows, term in common] == [('"cup"', 8, scope.chunks - 1)]  # the newest
+
+
+def _walk(scenario: IndexScenario, text: str, scope: IndexScope) -> list[candidates.TermPostings]:
+    db, queries = scenario.index._reader, candidates.build_term_queries(text)
+    sampled = candidates.sample_terms(db, queries, scope.id, scope.chunks)
+    return candidates.find_term_chunks(db, sampled, scope.id, scope.chunks)

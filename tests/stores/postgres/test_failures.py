@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from everhold.errors import StoreBusy
+from everhold.errors import OutcomeUnknown
 from everhold.ports.store import Change, CursorUpdate, RetryDelay, Step
 from everhold.stores.postgres import PostgresStore
 from everhold.testing.postgres_server import DURABLE_SETTINGS, PostgresTestServer, run_postgres_server
@@ -67,7 +67,7 @@ async def test_an_outcome_that_nobody_knows_is_reported(postgres_url: str, monke
         change = Change(
             step=Step.CURSOR_SETTLE, session="s", at=2.0, claim=claim, cursor=CursorUpdate(release=True, idle_at=1)
         )
-        with pytest.raises(StoreBusy, match="unknown whether it was committed"):
+        with pytest.raises(OutcomeUnknown, match="unknown whether it was committed"):
             await store.commit(change)
 
 

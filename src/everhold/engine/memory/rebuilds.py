@@ -13,6 +13,7 @@ import msgspec
 from everhold.core.session_rebuild import SessionRebuild, merge_rebuilds
 from everhold.engine.gates import Gates
 from everhold.engine.state_updates import update_state_record
+from everhold.ports.hosts import AccountClaim
 from everhold.ports.store import StateNamespace, Step, Store
 
 
@@ -26,9 +27,12 @@ async def order_rebuild(gates: Gates, rebuild: SessionRebuild) -> None:
     await _write(gates, rebuild.key, lambda known: rebuild if known is None else merge_rebuilds(known, rebuild))
 
 
-async def save_rebuild(gates: Gates, rebuild: SessionRebuild) -> SessionRebuild:
-    """Record how far a rebuild has come, and return it with what was undone meanwhile."""
-    saved = await _write(gates, rebuild.key, lambda known: merge_rebuilds(rebuild, known) if known else rebuild)
+async def save_rebuild(gates: Gates, rebuild: SessionRebuild, *, account: AccountClaim | None = None) -> SessionRebuild:
+    """Record how far a rebuild has come, and return it with what was undone meanwhile. Raises LeaseLost unless
+    `account` is still held."""
+    saved = await _write(
+        gates, rebuild.key, lambda known: merge_rebuilds(rebuild, known) if known else rebuild, account=account
+    )
     assert saved is not None
     return saved
 
@@ -40,7 +44,11 @@ async def drop_rebuild(gates: Gates, rebuild: SessionRebuild) -> bool:
 
 
 async def _write(
-    gates: Gates, key: str, decide: Callable[[SessionRebuild | None], SessionRebuild | None]
+    gates: Gates,
+    key: str,
+    decide: Callable[[SessionRebuild | None], SessionRebuild | None],
+    *,
+    account: AccountClaim | None = None,
 ) -> SessionRebuild | None:
     def decide_text(present: str | None) -> str | None:
         new = decide(None if present is None else _decode(present))
@@ -48,7 +56,9 @@ async def _write(
 
     at = gates.clock.now()
     space = StateNamespace.SESSION_REBUILD
-    text = await update_state_record(gates.store, space, key, at=at, decide=decide_text, step=Step.ERASE)
+    text = await update_state_record(
+        gates.store, space, key, at=at, decide=decide_text, step=Step.ERASE, account=account
+    )
     return None if text is None else _decode(text)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, tzinfo
 from typing import Final
 
 from msgspec import Struct, structs
@@ -36,7 +37,9 @@ from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.store import CitedEntry, Session, Store
 
-MAX_HITS: Final = 40
+MIN_HITS: Final = 40
+TOKENS_PER_HIT: Final = 16
+"""A short message with its header. So many hits are requested that short ones fill the limit of tokens."""
 MAX_QUERY_CHARS: Final = 4_000
 MAX_RECALL_ROUNDS: Final = 2
 """How often memories are asked about one message if the context changes while they answer."""
@@ -310,7 +313,10 @@ async def _ask_memories(
     names = [name for name in runtime.recall_memories if runtimes.find_memory(name, session.agent) is not None]
     registry = build_peer_registry(gates, runtimes)
     present = (await gates.store.get_people()).expand_audience(stamp.audience)
-    queries = [await _build_query(registry, present, session, name, text, stamp, visible, runtime) for name in names]
+    now = gates.clock.now()
+    queries = [
+        await _build_query(registry, now, present, session, name, text, stamp, visible, runtime) for name in names
+    ]
     asked = [_ask_memory(gates, runtimes, runtime, name, query) for name, query in zip(names, queries, strict=True)]
     # Most agents have one memory, and a separate task for one call would be wasted.
     found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
@@ -319,6 +325,7 @@ async def _ask_memories(
 
 async def _build_query(
     registry: PeerRegistry,
+    now: float,
     present: PresentAudience,
     session: Session,
     memory: str,
@@ -339,13 +346,20 @@ async def _build_query(
         name=name,
         audience=stamp.audience,
         person=stamp.person,
-        limit=MAX_HITS,
+        limit=max(MIN_HITS, runtime.recall_tokens // TOKENS_PER_HIT),
         seen=frozenset(visible),
         tokens=runtime.recall_tokens,
         stamp=stamp,
         present=present,
+        asked_at=now,
+        utc_offset_seconds=_get_utc_offset(runtime.zone, now),
         peers=await registry.list_present_peers(memory, session.agent, present),
     )
+
+
+def _get_utc_offset(zone: tzinfo, now: float) -> int:
+    offset = datetime.fromtimestamp(now, zone).utcoffset()
+    return int(offset.total_seconds()) if offset is not None else 0
 
 
 async def _ask_memory(

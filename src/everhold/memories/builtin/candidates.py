@@ -5,7 +5,7 @@ outside it are never scored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 import msgspec
@@ -14,12 +14,20 @@ from msgspec import Struct
 from everhold.core.people import PresentAudience
 from everhold.memories.builtin.indexing import ChunkText, ItemFlag, ItemState
 from everhold.memories.builtin.schema import SCOPE_BITS
-from everhold.memories.builtin.tokenizing import build_bigram_queries, extract_content_words, split_words
+from everhold.memories.builtin.tokenizing import (
+    build_bigram_queries,
+    extract_content_words,
+    find_capitalised_words,
+    split_words,
+)
 
 MAX_POSTINGS: Final = 2_000
 """Index positions that one search may read in a scope. Beyond that, the most common words are left out."""
 SAMPLE_POSTINGS: Final = 128
 """The number of newest positions from which the frequency of a word is estimated."""
+MIN_NAME_CHUNKS: Final = 16
+MIN_NAME_SHARE: Final = 0.03
+"""A capitalised word in this many chunks, and in this share of them, is taken for the name of somebody who talks."""
 MAX_TERMS: Final = 8
 """Words of a question that are looked up; of a longer question, the rarest."""
 
@@ -168,23 +176,32 @@ def _parse_numbers(text: object) -> list[int]:
     return list(map(int, text.split(","))) if isinstance(text, str) else []
 
 
-def find_term_chunks(
-    db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int
-) -> list[tuple[float, list[int], str]]:
-    """Return for each useful word: its approximate number of chunks in the scope, those chunks, and the word.
+TermPostings: TypeAlias = tuple[float, list[int], str]
+"""The approximate number of chunks with a word, the newest of those chunks, and the word's query."""
 
-    It takes the rarest words first, until enough positions were read. A word that is too common for that is only looked
-    up in the newest chunks.
-    """
-    looked: list[tuple[float, list[int], str]] = []
+
+def sample_terms(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> list[TermPostings]:
+    """Estimate from the newest chunks how common each word is in a scope, the rarest word first."""
+    looked: list[TermPostings] = []
     for term, rows in _sample_postings(db, terms, scope):
         spread = max(1, chunks - rows[-1])
         count = len(rows) if len(rows) < SAMPLE_POSTINGS else max(len(rows), len(rows) * chunks / spread)
         looked.append((count, rows, term))
     looked.sort(key=lambda one: (one[0], one[2]))
-    chosen: list[tuple[float, list[int], str]] = []
+    return looked
+
+
+def find_term_chunks(
+    db: apsw.Connection, sampled: Iterable[TermPostings], scope: int, chunks: int
+) -> list[TermPostings]:
+    """Return for each useful word its chunks in the scope.
+
+    It takes the rarest words first, until enough positions were read. A word that is too common for that is only looked
+    up in the newest chunks.
+    """
+    chosen: list[TermPostings] = []
     left = MAX_POSTINGS
-    for count, rows, term in looked:
+    for count, rows, term in sampled:
         if chosen and (count > left or count > chunks / 2):
             break  # a word that is in most chunks does not distinguish them
         if len(rows) < count <= left:
@@ -193,6 +210,21 @@ def find_term_chunks(
         chosen.append((count, rows, term))
         left -= len(rows)
     return chosen
+
+
+def find_common_names(text: str, sampled: Iterable[Iterable[TermPostings]], chunks: int) -> set[str]:
+    """Return the capitalised words of a question that occur so often that they are names of the people talking, or
+    of something else that is always talked about. They do not say what the question is about.
+    """
+    names = {f'"{name}"': name for name in find_capitalised_words(text)}
+    if not names:
+        return set()
+    counts: dict[str, float] = {}
+    for scope in sampled:
+        for count, _, term in scope:
+            if term in names:
+                counts[term] = counts.get(term, 0.0) + count
+    return {names[term] for term, count in counts.items() if count >= max(MIN_NAME_CHUNKS, MIN_NAME_SHARE * chunks)}
 
 
 def find_items_with_words(db: apsw.Connection, terms: Sequence[str], limit: int) -> list[tuple[str, int]]:

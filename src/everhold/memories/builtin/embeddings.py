@@ -10,6 +10,7 @@ import apsw
 
 from everhold.memories.builtin import candidates, onnx_embeddings, static_embeddings
 from everhold.memories.builtin.candidates import IndexScope
+from everhold.memories.builtin.dates import DateRange
 from everhold.memories.builtin.indexing import ChunkText
 from everhold.memories.builtin.rank_fusion import ONNX_WEIGHTS, STATIC_WEIGHTS, RankedItem, RankingWeights
 from everhold.memories.builtin.schema import read_meta, write_meta
@@ -164,6 +165,8 @@ class ChunkEmbeddings:
         knobs: RankingWeights | None,
         only: Sequence[int] | None,
         skip: Sequence[int],
+        dates: Sequence[DateRange] = (),
+        skip_bare: bool = False,
     ) -> Iterator[RankedItem]:
         """Return the candidates in these scopes, best first. `spoken` are names in the question: they say whose words
         are wanted.
@@ -174,12 +177,18 @@ class ChunkEmbeddings:
         stack = self._get_scope_cache().load_stack(db, scopes)
         about = remove_names(text, spoken)
         model = self._load_model() if self.deep and _is_mostly_embedded(stack) else None
+        queries = candidates.build_term_queries(about, known.get_rarity)
+        terms = [candidates.sample_terms(db, queries, shelf.scope, shelf.used) for shelf in stack.scopes]
+        common = candidates.find_common_names(about, terms, sum(shelf.used for shelf in stack.scopes))
+        topic = remove_names(about, common) if common else about
         asked = ranking.PreparedQuestion(
-            terms=candidates.build_term_queries(about, known.get_rarity),
-            piece_rows=known.select_rarest(known.select_content_pieces(about), MAX_QUESTION_PIECES),
-            vector=known.embed_question(about),
-            deep=None if model is None else model.embed_question(about),
+            terms=terms,
+            piece_rows=known.select_rarest(known.select_content_pieces(topic), MAX_QUESTION_PIECES),
+            vector=known.embed_question(topic),
+            deep=None if model is None else model.embed_question(topic),
             authors=candidates.find_author_ids(db, authors),
+            dates=dates,
+            skip_bare=skip_bare,
         )
         self.ready = True
         return ranking.rank_candidates(

@@ -22,6 +22,7 @@ from everhold.core.people import PresentAudience, can_hear
 from everhold.errors import NotFound
 from everhold.memories.builtin import candidates, schema
 from everhold.memories.builtin.candidates import IndexRow, IndexScope
+from everhold.memories.builtin.dates import DateRange
 from everhold.memories.builtin.embeddings import ChunkEmbeddings, EmbeddingsMode
 from everhold.memories.builtin.indexing import EntryWords, IndexWriter, extract_words
 from everhold.memories.builtin.rank_fusion import RankedItem, RankingWeights
@@ -37,7 +38,7 @@ BATCH_CHARS: Final = 1_000_000
 MAX_INLINE_CHUNKS: Final = 20_000
 """Up to this many chunks, a search is faster than starting a thread for it."""
 MAX_KNOWN_SESSIONS: Final = 10_000
-ITEM_HEADER_CHARS: Final = 48
+ITEM_HEADER_CHARS: Final = 24
 """Characters that are shown with each item: author, time and origin."""
 MAX_PASSAGE_CHARS: Final = 1_600
 """Characters of an item that are shown; of a longer item, the matching passage."""
@@ -56,6 +57,9 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
     session: str | None = None
     current_session: str = ""
     seen_seqs: Collection[int] = ()
+    dates: tuple[DateRange, ...] = ()
+    skip_bare: bool = False
+    """Leave out messages that only ask and replies that only acknowledge."""
     limit: int = 20
     max_chars: int | None = None
 
@@ -292,12 +296,15 @@ class MemoryIndex:
         seen: Collection[int] = (),
         limit: int = 20,
         letters: int | None = None,
+        dates: tuple[DateRange, ...] = (),
+        skip_bare: bool = False,
     ) -> list[IndexHit]:
         """Return the best items that everyone in `audience` may see, best first. None: the caller may see everything.
 
         `session` restricts the search to one session. `here` is the session of the question, and `seen` are its entries
         that the context shows anyway, so they are left out. While many entries are not indexed yet, the search scans at
-        least the newest entries of `here`. `limit` and `letters` bound the result.
+        least the newest entries of `here`. `limit` and `letters` bound the result. Items from one of the `dates` rank
+        higher.
         """
         if (audience is not None and not audience) or not text.strip():
             return []
@@ -311,6 +318,8 @@ class MemoryIndex:
             session=session,
             current_session=here,
             seen_seqs=seen,
+            dates=dates,
+            skip_bare=skip_bare,
             limit=limit,
             max_chars=letters,
         )
@@ -431,10 +440,12 @@ class MemoryIndex:
         ranked = self._rank_candidates(asking, scopes, skip)
         found: list[tuple[IndexRow, RankedItem]] = []
         texts: dict[int, str] = {}
+        replies: set[str] = set()
         while len(found) < asking.limit and (some := list(islice(ranked, asking.limit))):
             rows = candidates.load_rows_by_first_chunk(db, (one.first_chunk for one in some), texts)
             there = ((rows.get(one.first_chunk), one) for one in some)
-            found += [(row, one) for row, one in there if row is not None and row.is_live]
+            new = [(row, one) for row, one in there if row is not None and row.is_live]
+            found += _drop_repeated_replies(new, texts, replies) if asking.skip_bare else new
         shown = [
             (row, one, _select_passage(row, one))
             for row, one in _limit_by_chars(found[: asking.limit], asking.max_chars)
@@ -453,7 +464,16 @@ class MemoryIndex:
         self._refresh_cache()
         only = None if asking.session is None else candidates.find_session_chunks(db, asking.session)
         return meaning.rank_candidates(
-            db, scopes, text, spoken=spoken, authors=authors, knobs=self.ranking_weights, only=only, skip=skip
+            db,
+            scopes,
+            text,
+            spoken=spoken,
+            authors=authors,
+            knobs=self.ranking_weights,
+            only=only,
+            skip=skip,
+            dates=asking.dates,
+            skip_bare=asking.skip_bare,
         )
 
     def _refresh_cache(self) -> None:
@@ -531,6 +551,18 @@ def _select_relevant_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, 
 
 class _TooManyChunks(Exception):
     """There are more entries than can be scanned while other callers wait."""
+
+
+def _drop_repeated_replies(
+    found: Sequence[tuple[IndexRow, RankedItem]], texts: Mapping[int, str], replies: set[str]
+) -> Iterator[tuple[IndexRow, RankedItem]]:
+    """Yield the hits without replies that say the same as an earlier one. `replies` holds what was said."""
+    for row, one in found:
+        if row.kind == "said" and row.chunks == 1:
+            if texts[row.first] in replies:
+                continue
+            replies.add(texts[row.first])
+        yield row, one
 
 
 def _limit_by_chars(found: list[tuple[IndexRow, RankedItem]], letters: int | None) -> list[tuple[IndexRow, RankedItem]]:

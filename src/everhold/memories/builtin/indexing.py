@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from typing import Any, Final
@@ -12,8 +13,15 @@ from msgspec import Struct
 
 from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, OperationsUndone, Said, Stamp, Took
 from everhold.core.provenance import build_piece_origin, is_foreign
+from everhold.memories.builtin.rank_fusion import DAY_SECONDS
 from everhold.memories.builtin.schema import SCOPE_BITS, read_meta, write_meta
-from everhold.memories.builtin.tokenizing import build_bigram_text, split_chunks, split_words
+from everhold.memories.builtin.tokenizing import (
+    build_bigram_text,
+    is_acknowledgement,
+    is_bare_question,
+    split_chunks,
+    split_words,
+)
 
 SHORT_MESSAGE_CHARS: Final = 200
 SHORT_PREVIOUS_CHARS: Final = 300
@@ -40,9 +48,11 @@ class ItemFlag(IntFlag):
     NOTED = 2
     AFTER = 4
     """It is read together with the previous item."""
+    BARE = 8
+    """It only asks, or only acknowledges, so it tells a later turn nothing."""
 
 
-_HUMAN, _NOTED, _AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER)
+_HUMAN, _NOTED, _AFTER, _BARE = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER), int(ItemFlag.BARE)
 """Plain integers, because they are combined for every item."""
 
 
@@ -126,6 +136,18 @@ def _extract_pieces(body: Heard) -> tuple[EntryWords, ...]:
 def make_item_number(pos: int, part: int) -> int:
     """Return the number of an item: an entry's own words are its part 0, its pieces follow."""
     return pos * MAX_ITEMS_PER_ENTRY + part
+
+
+def number_occasion(session: str, at: float) -> int:
+    """Return a number for what was said in a session on a day. Two occasions hardly ever share a number."""
+    return zlib.crc32(f"{session}|{at // DAY_SECONDS:.0f}".encode("utf-8", "surrogatepass")) >> 1
+
+
+def is_bare(entry: Entry, words: EntryWords) -> bool:
+    """Whether an entry tells a later turn nothing: a message that only asks, or a reply that only acknowledges."""
+    if isinstance(entry.body, Heard):
+        return not words.origin and is_bare_question(words.text)
+    return isinstance(entry.body, Said) and (is_bare_question(words.text) or is_acknowledgement(words.text))
 
 
 def encode_audience(audience: Iterable[str]) -> str:
@@ -235,9 +257,18 @@ class IndexWriter:
         )
         human = words.author.startswith("person:")
         flags = _HUMAN * human | _NOTED * isinstance(entry.body, Noted) | _AFTER * bool(context)
+        flags |= _BARE * is_bare(entry, words)
         self.db.execute(
-            "insert into places values (?, ?, ?, ?, ?, ?)",
-            (first, first_before, len(pieces), self._get_author_id(words.author), flags, entry.at),
+            "insert into places values (?, ?, ?, ?, ?, ?, ?)",
+            (
+                first,
+                first_before,
+                len(pieces),
+                self._get_author_id(words.author),
+                flags,
+                entry.at,
+                number_occasion(entry.session, entry.at),
+            ),
         )
         for id, text in enumerate(pieces, first):
             self.db.execute("insert into chunks values (?, ?, ?)", (id, number, text))

@@ -5,9 +5,11 @@ prompts the index to read new entries, and forgetting follows from erasures in t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, timedelta, timezone
 from typing import Final
 
 from everhold.core.exchange import build_note_key
+from everhold.memories.builtin.dates import read_question
 from everhold.memories.builtin.index import MemoryIndex
 from everhold.memories.builtin.tokenizing import has_content_words
 from everhold.memories.builtin.unindexed import IndexHit
@@ -26,7 +28,7 @@ from everhold.ports.store import Store
 
 NAME: Final = "builtin"
 KINDS: Final = {"heard": "message", "said": "reply", "noted": "note"}
-CHARS_PER_TOKEN: Final = 5
+CHARS_PER_TOKEN: Final = 6
 """Characters to find per token that can be shown: more than a token has, so that duplicates can be dropped."""
 
 
@@ -51,15 +53,20 @@ class BuiltinMemory:
 
     async def find(self, query: MemoryQuery) -> Sequence[MemoryHit]:
         """Return the hits that everyone present may see, best first. Queries of another agent return nothing."""
-        if query.agent != self.agent or not has_content_words(query.text):
+        if query.agent != self.agent:
+            return ()
+        question = read_question(query.text, now=query.asked_at, zone=_make_zone(query.utc_offset_seconds))
+        if not question.ranges and not has_content_words(query.text):
             return ()
         hits = await self.index.search(
             self.store_of_record,
-            query.text,
+            question.topic if question.topic.strip() else query.text,
             agent=query.agent,
             audience=query.audience,
             here=query.session,
             seen=query.seen,
+            dates=question.ranges,
+            skip_bare=True,
             limit=query.limit,
             letters=query.tokens * CHARS_PER_TOKEN if query.tokens else None,
         )
@@ -107,6 +114,10 @@ class BuiltinMemory:
         nothing: tuple[MemoryHit, ...] = ()
         for found in nothing:
             yield found
+
+
+def _make_zone(utc_offset_seconds: int) -> timezone:
+    return timezone(timedelta(seconds=utc_offset_seconds)) if utc_offset_seconds else UTC
 
 
 def to_memory_hit(hit: IndexHit) -> MemoryHit:

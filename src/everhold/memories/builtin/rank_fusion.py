@@ -18,22 +18,34 @@ class RankingWeights(Struct, frozen=True, kw_only=True):
     """Similarity word by word."""
     deep: float = 0.0
     """Similarity of the whole chunk by the stronger model."""
-    smooth: float = 0.3
+    smooth: float = 0.25
     """What an item gains from each of its neighbours in the conversation."""
-    human: float = 0.2
-    """What people said, relative to what agents answered."""
+    occasion: float = 0.6
+    """What an item gains from the best items of the same session and day."""
+    human: float = 0.3
+    """What people said and what agents answered briefly, relative to long answers."""
     named: float = 0.12
     """What was said by people whom the question names."""
+    dated: float = 0.4
+    """What was said at a date that the question names, or soon after. It rises to three times as much for a question
+    that has hardly any other words.
+    """
     noted: float = 0.1
-    recent: float = 0.02
+    recent: float = 0.01
     """The newest item, relative to an infinitely old one."""
-    half_life_days: float = 30.0
+    half_life_days: float = 90.0
 
 
 STATIC_WEIGHTS: Final = RankingWeights()
 ONNX_WEIGHTS: Final = RankingWeights(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
 """With the stronger model, which takes over most of the table's weight."""
 DAY_SECONDS: Final = 86_400.0
+OCCASION_ITEMS: Final = 3
+"""The best items of an occasion that count for it."""
+DATE_HALF_LIFE_DAYS: Final = 3.0
+"""How fast the weight of a date falls after it. People tell of a day on the days after it."""
+MAX_DATED_ITEMS: Final = 120
+"""Items of the named dates that are candidates whatever their words are."""
 MAX_EXAMINED_ITEMS: Final = 80
 """Items that are ranked in detail, together with their neighbours."""
 SATURATION, LENGTH = 1.2, 0.75

@@ -12,11 +12,15 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from everhold.memories.builtin import candidates
+from everhold.memories.builtin.dates import DateRange
 from everhold.memories.builtin.indexing import ItemFlag
 from everhold.memories.builtin.rank_fusion import (
+    DATE_HALF_LIFE_DAYS,
     DAY_SECONDS,
     LENGTH,
+    MAX_DATED_ITEMS,
     MAX_EXAMINED_ITEMS,
+    OCCASION_ITEMS,
     PREVIOUS_MESSAGE_WEIGHT,
     SATURATION,
     RankedItem,
@@ -27,16 +31,19 @@ from everhold.memories.builtin.vector_cache import Floats, RowNumbers, ScopeColu
 
 MAX_CANDIDATE_CHUNKS: Final = 200
 """Chunks that each signal may propose per scope."""
+MAX_DATED_EXAMINED: Final = 1_000
+"""Items of the named dates that are compared with the question, per scope."""
 MAX_EXTRA_CHUNKS: Final = 4
 """Chunks of a candidate that are scored in addition to those that were found."""
-HUMAN, NOTED, AFTER = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER)
+HUMAN, NOTED, AFTER, BARE = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER), int(ItemFlag.BARE)
 """Plain integers, because a column is compared with them."""
 
 
 class PreparedQuestion(Struct, frozen=True):
     """A question, prepared for comparison."""
 
-    terms: Sequence[str]
+    terms: Sequence[Sequence[candidates.TermPostings]]
+    """Its words as sampled in each scope."""
     piece_rows: Sequence[int]
     """Table rows of its content word pieces."""
     vector: Floats
@@ -44,6 +51,10 @@ class PreparedQuestion(Struct, frozen=True):
     """The stronger model's vector, if the model ranks."""
     authors: Sequence[int]
     """The authors it names."""
+    dates: Sequence[DateRange] = ()
+    """The dates it names."""
+    skip_bare: bool = False
+    """Leave out items that tell nothing."""
 
 
 def rank_candidates(
@@ -64,7 +75,8 @@ def rank_candidates(
         )
     else:
         close = _select_item_chunks(stack, only, None)
-    rows = _merge_rows(found, close)
+    dated = _find_dated_chunks(db, stack, asked) if asked.dates and only is None else close[:0]
+    rows = _merge_rows(found, close, dated)
     if not len(rows):
         return iter(())
     heads, owner = _group_by_head(stack.resolve_links("head", rows))
@@ -73,6 +85,10 @@ def rank_candidates(
     first = _fuse_scores(
         (knobs.words, by_words), (by_model, _pool_best(_score_similarity(db, stack, rows, asked), owner, len(heads)))
     )
+    if asked.dates:
+        first = first + np.float32(_weigh_dates(asked, knobs) * first.max(initial=1e-6)) * _score_dates(
+            stack.get_column("at", heads), asked.dates
+        )
     if len(heads) > MAX_EXAMINED_ITEMS:
         heads = np.sort(heads[np.argpartition(-first, MAX_EXAMINED_ITEMS)[:MAX_EXAMINED_ITEMS]])
     items = _merge_rows(heads, stack.resolve_links("before", heads), stack.resolve_links("after", heads))
@@ -90,9 +106,11 @@ def rank_candidates(
     if asked.deep is not None:
         arms.append((knobs.meaning, stack.compute_similarity(db, "vectors", rows, asked.vector)))
     scores = _fuse_scores(*((weight, _pool_best(arm, owner, len(items))) for weight, arm in arms))
-    scores = _adjust_scores(stack, items, scores, asked.authors, knobs)
+    scores = _adjust_scores(stack, items, scores, asked, knobs)
     order = np.lexsort((-items, -stack.get_column("at", items), -scores))
     order = order[~_mask_members(items[order], skip)]
+    if asked.skip_bare:
+        order = order[(stack.get_column("flags", items)[order] & BARE) == 0]
     if only is not None:
         order = order[_mask_members(items[order], only)]
     best = _find_best_chunks(rows, owner, _fuse_scores(*arms), len(items))
@@ -104,13 +122,16 @@ def rank_candidates(
 
 
 def _match_words(
-    db: apsw.Connection, stack: ScopeStack, terms: Sequence[str], only: RowNumbers | None
+    db: apsw.Connection,
+    stack: ScopeStack,
+    terms: Sequence[Sequence[candidates.TermPostings]],
+    only: RowNumbers | None,
 ) -> tuple[RowNumbers, Floats]:
     """Return the chunks that share words with the question, the best of each scope, and their scores."""
     parts: list[RowNumbers] = []
     scores: list[Floats] = []
-    for shelf, base in zip(stack.scopes, stack.bases.tolist(), strict=False):
-        rows, score = _score_bm25(db, shelf, terms)
+    for shelf, base, sampled in zip(stack.scopes, stack.bases.tolist(), terms, strict=False):
+        rows, score = _score_bm25(db, shelf, sampled)
         if only is not None and len(rows):
             keep = _mask_members(shelf.head[rows].astype(np.int64) + base, only)
             rows, score = rows[keep], score[keep]
@@ -122,10 +143,12 @@ def _match_words(
     return stack.join_rows(parts), np.concatenate(scores)
 
 
-def _score_bm25(db: apsw.Connection, shelf: ScopeColumns, terms: Sequence[str]) -> tuple[RowNumbers, Floats]:
+def _score_bm25(
+    db: apsw.Connection, shelf: ScopeColumns, sampled: Sequence[candidates.TermPostings]
+) -> tuple[RowNumbers, Floats]:
     """Compute BM25 with each word counted once per chunk, and with less weight in the previous message."""
     total = shelf.used
-    walked = candidates.find_term_chunks(db, terms, shelf.scope, total)
+    walked = candidates.find_term_chunks(db, sampled, shelf.scope, total)
     if not walked:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     counts = np.array([count for count, _, _ in walked])
@@ -236,7 +259,7 @@ def _fuse_scores(*arms: tuple[float, Floats]) -> Floats:
 
 
 def _adjust_scores(
-    stack: ScopeStack, items: RowNumbers, scores: Floats, authors: Sequence[int], knobs: RankingWeights
+    stack: ScopeStack, items: RowNumbers, scores: Floats, asked: PreparedQuestion, knobs: RankingWeights
 ) -> Floats:
     """Return the scores with the contributions of neighbours, authors and time."""
     before = stack.resolve_links("before", items)
@@ -246,14 +269,66 @@ def _adjust_scores(
     smoothed = scores.copy()
     smoothed[follows] += knobs.smooth * scores[place]
     smoothed[place] += knobs.smooth * scores[follows]
+    smoothed += knobs.occasion * _score_occasions(stack.get_column("occasion", items), scores)
     flags, at = stack.get_column("flags", items), stack.get_column("at", items)
     age_days = (at.max() - at) / DAY_SECONDS
-    extra = knobs.human * ((flags & HUMAN) > 0) + knobs.noted * ((flags & NOTED) > 0)
+    extra = knobs.human * _mask_favoured(flags, stack.get_column("count", items)) + knobs.noted * ((flags & NOTED) > 0)
     extra = extra + knobs.recent * 0.5 ** (age_days / knobs.half_life_days)
-    if authors:
-        extra = extra + knobs.named * np.isin(stack.get_column("author", items), authors)
+    if asked.authors:
+        extra = extra + knobs.named * np.isin(stack.get_column("author", items), asked.authors)
+    if asked.dates:
+        extra = extra + _weigh_dates(asked, knobs) * _score_dates(at, asked.dates)
     settled: Floats = (smoothed + float(smoothed.max()) * extra).astype(np.float32)
     return settled
+
+
+def _mask_favoured(flags: npt.NDArray[np.uint8], chunks: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Return which items are words of people or short: all but long answers."""
+    favoured: npt.NDArray[np.bool_] = ((flags & HUMAN) > 0) | (chunks == 1)
+    return favoured
+
+
+def _weigh_dates(asked: PreparedQuestion, knobs: RankingWeights) -> float:
+    """Return the weight of the dates: the fewer other words a question has, the more it asks for a date."""
+    return knobs.dated * (1 + 2 / max(1, len(asked.piece_rows)))
+
+
+def _score_dates(at: npt.NDArray[np.float64], dates: Sequence[DateRange]) -> Floats:
+    """Return 1 for what was said at one of the dates, and less for what was said after it."""
+    best: Floats = np.zeros(len(at), np.float32)
+    for one in dates:
+        after_days = np.maximum(at - one.end, 0.0) / DAY_SECONDS
+        best = np.maximum(best, np.where(at >= one.start, 0.5 ** (after_days / DATE_HALF_LIFE_DAYS), 0.0))
+    return best.astype(np.float32)
+
+
+def _find_dated_chunks(db: apsw.Connection, stack: ScopeStack, asked: PreparedQuestion) -> RowNumbers:
+    """Return the items of the dates that the question names; of too many, those that are most similar to it."""
+    parts = []
+    for shelf in stack.scopes:
+        at = shelf.at[: shelf.used]
+        inside = np.zeros(len(at), np.bool_)
+        for one in asked.dates:
+            inside |= (at >= one.start) & (at < one.end + DATE_HALF_LIFE_DAYS * DAY_SECONDS)
+        parts.append((inside & (shelf.head[: shelf.used] == np.arange(shelf.used))).nonzero()[0][-MAX_DATED_EXAMINED:])
+    rows = stack.join_rows(parts)
+    if len(rows) > MAX_DATED_ITEMS:
+        near = stack.compute_similarity(db, "vectors", rows, asked.vector)
+        rows = np.sort(rows[np.argpartition(-near, MAX_DATED_ITEMS)[:MAX_DATED_ITEMS]])
+    return rows
+
+
+def _score_occasions(occasions: npt.NDArray[np.int32], scores: Floats) -> Floats:
+    """Return for each item the mean score of the best items of its occasion."""
+    order = np.lexsort((-scores, occasions))
+    sorted_occasions = occasions[order]
+    starts = np.concatenate([[True], sorted_occasions[1:] != sorted_occasions[:-1]]).nonzero()[0]
+    sizes = np.diff(np.append(starts, len(order)))
+    ranks = np.arange(len(order)) - np.repeat(starts, sizes)
+    sums = np.add.reduceat(np.where(ranks < OCCASION_ITEMS, scores[order], 0.0), starts)
+    shared: Floats = np.empty(len(order), np.float32)
+    shared[order] = np.repeat(sums / OCCASION_ITEMS, sizes)
+    return shared
 
 
 def _find_best_chunks(rows: RowNumbers, owner: RowNumbers, judged: Floats, count: int) -> RowNumbers:

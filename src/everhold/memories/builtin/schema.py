@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "5"
+VERSION: Final = "6"
 """Raised whenever the derived content changes. A file of another version is rebuilt."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
@@ -44,7 +44,7 @@ create index items_cause on items (cause) where cause <> '';
 create index items_fact on items (scope, fact) where fact <> '';
 create table places (
     first integer primary key, before integer not null, chunks integer not null, author integer not null,
-    flags integer not null, at real not null
+    flags integer not null, at real not null, occasion integer not null
 );
 create table takes (session text, seq integer, op integer, primary key (session, op, seq)) without rowid;
 create table names (scope integer, name text, author text, primary key (scope, name, author)) without rowid;

@@ -9,6 +9,17 @@ from typing import Final
 CHUNK_CHARS: Final = 800
 """Characters of a long message that form one chunk."""
 
+MAX_BARE_CHARS: Final = 120
+"""A longer text always says something."""
+MIN_TELLING_WORDS: Final = 2
+MIN_CLAUSE_WORDS: Final = 3
+_CLAUSE_BREAK: Final = re.compile(r"[,;:\u3001\uff0c\u060c]|\s[-\u2013\u2014]\s")
+QUESTION_MARKS: Final = ("?", "\uff1f", "\u061f", "\u037e")
+"""Latin, full-width, Arabic and Greek."""
+_SENTENCE: Final = re.compile(
+    r"[^.!?\u3002\uff01\uff1f\u061f\u037e\u0964\n]*\w[^.!?\u3002\uff01\uff1f\u061f\u037e\u0964\n]*[.!?\u3002\uff01\uff1f\u061f\u037e\u0964]*"
+)
+
 _WORD: Final = re.compile(r"[^\W_]+")
 _BREAKS: Final = (
     re.compile(r"\n\s*\n"),
@@ -49,6 +60,15 @@ def extract_content_words(text: str) -> list[str]:
     return [word for word in found if word not in STOP_WORDS] or found
 
 
+def find_capitalised_words(text: str) -> set[str]:
+    """Return, in lower case, the words that begin with a capital letter and go on in small ones."""
+    return {
+        word.casefold()
+        for word in _WORD.findall(text)
+        if word[0].isupper() and word[1:].islower() and word.casefold() not in STOP_WORDS
+    }
+
+
 def has_content_words(text: str) -> bool:
     """Whether a text has a word to search for."""
     return any(word not in STOP_WORDS for word in split_words(text))
@@ -65,6 +85,29 @@ def build_bigram_text(text: str) -> str:
 def build_bigram_queries(text: str) -> list[str]:
     """Return the pairs to search in `grams`, each once. A single character matches every pair that begins with it."""
     return list(dict.fromkeys(pair for run in _find_dense_runs(text) for pair in _split_bigrams(run)))
+
+
+def is_bare_question(text: str) -> bool:
+    """Whether a short text only asks: every sentence is a question of one clause. A question with a number or with two
+    longer clauses usually tells something, too.
+    """
+    if len(text) > MAX_BARE_CHARS or any(map(str.isdigit, text)):
+        return False
+    sentences = _SENTENCE.findall(text)
+    return bool(sentences) and all(map(_is_one_clause_question, sentences))
+
+
+def _is_one_clause_question(sentence: str) -> bool:
+    clauses = [clause for clause in _CLAUSE_BREAK.split(sentence) if len(clause.split()) >= MIN_CLAUSE_WORDS]
+    return sentence.rstrip().endswith(QUESTION_MARKS) and len(clauses) < 2
+
+
+def is_acknowledgement(text: str) -> bool:
+    """Whether a text has hardly a word that says something, and no number."""
+    if len(text) > MAX_BARE_CHARS or any(map(str.isdigit, text)):
+        return False
+    words = [word for word in dict.fromkeys(split_words(text)) if word not in STOP_WORDS]
+    return len(words) < MIN_TELLING_WORDS and not _find_dense_runs(text)
 
 
 def remove_names(text: str, names: Iterable[str]) -> str:

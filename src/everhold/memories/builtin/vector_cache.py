@@ -119,6 +119,8 @@ class ScopeColumns:
         self.author = np.zeros(0, np.int32)
         self.flags = np.zeros(0, np.uint8)
         self.at = np.zeros(0, np.float64)
+        self.occasion = np.zeros(0, np.int32)
+        """What was said in one session on one day has one number."""
         self.size = np.zeros(0, np.uint16)
         """Content word pieces of a chunk."""
         self.mean = 0.0
@@ -130,7 +132,17 @@ class ScopeColumns:
 
     @property
     def size_bytes(self) -> int:
-        columns = (self.head, self.before, self.after, self.count, self.author, self.flags, self.at, self.size)
+        columns = (
+            self.head,
+            self.before,
+            self.after,
+            self.count,
+            self.author,
+            self.flags,
+            self.at,
+            self.occasion,
+            self.size,
+        )
         own = sum(column.nbytes for column in columns) + sum(map(len, self.pieces or ())) + 41 * len(self.pieces or ())
         return own + self.table.size_bytes + (self.deep.size_bytes if self.deep else 0)
 
@@ -186,16 +198,17 @@ class ScopeColumns:
         """Read the rows from `low` up to, not including, `high`."""
         span = (self.low + low, self.low + high - 1)
         places: list[Any] = db.execute(
-            "select first, before, chunks, author, flags, at from places where first between ? and ?", span
+            "select first, before, chunks, author, flags, at, occasion from places where first between ? and ?", span
         ).fetchall()
         if places:
-            firsts, befores, counts, authors, flags, ats = zip(*places, strict=True)
+            firsts, befores, counts, authors, flags, ats, occasions = zip(*places, strict=True)
             heads = np.array(firsts, np.int64) - self.low
             before = np.array(befores, np.int64)
             before = np.where(before > 0, before - self.low, _NO_ROW)
             count = np.array(counts, np.int64)
             self.head[expand_item_chunks(heads, count)] = np.repeat(heads, count)
-            self.count[heads], self.author[heads], self.flags[heads], self.at[heads] = count, authors, flags, ats
+            self.count[heads], self.author[heads], self.flags[heads] = count, authors, flags
+            self.at[heads], self.occasion[heads] = ats, occasions
             self.before[heads] = before
             follows = before != _NO_ROW
             self.after[before[follows]] = heads[follows]
@@ -220,11 +233,8 @@ class ScopeColumns:
             _grow_column(column, capacity, _NO_ROW) for column in (self.head, self.before, self.after)
         )
         self.count, self.author = _grow_column(self.count, capacity), _grow_column(self.author, capacity)
-        self.flags, self.at, self.size = (
-            _grow_column(self.flags, capacity),
-            _grow_column(self.at, capacity),
-            _grow_column(self.size, capacity),
-        )
+        self.flags, self.at = _grow_column(self.flags, capacity), _grow_column(self.at, capacity)
+        self.occasion, self.size = _grow_column(self.occasion, capacity), _grow_column(self.size, capacity)
         if capacity > MAX_RESIDENT_CHUNKS:
             self.pieces = None
         elif self.pieces is not None:

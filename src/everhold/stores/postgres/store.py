@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 import psycopg
 
 from everhold.core.audit import ReportProgress, StoreAudit
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.entries import Entry, EntryKind, Heard
 from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
@@ -41,7 +42,17 @@ from everhold.ports.store import (
     StateRecord,
 )
 from everhold.stores.notifier import LocalNotifier
-from everhold.stores.postgres import checks, cursors, deliveries, entries, hosts, operations, people, sessions
+from everhold.stores.postgres import (
+    checks,
+    cursors,
+    deliveries,
+    entries,
+    hosts,
+    operations,
+    people,
+    reservations,
+    sessions,
+)
 from everhold.stores.postgres.connections import PgConnection, PostgresConnector, ReadPool
 from everhold.stores.postgres.errors import REPEATABLE_ERRORS, translate_error
 from everhold.stores.postgres.loading import Rows, run_reads
@@ -78,6 +89,7 @@ class PostgresStore:
         self._now = now
         self._reads = ReadPool(connector, size=readers)
         self._claims = ReadPool(connector, size=1)
+        self._budgets = ReadPool(connector, size=1)
         self.writer = GroupWriter(connector, writers=writers, chance=chance, clock=now, observe_time=self._observe_time)
         self.is_exclusive = exclusive
         self.notifier = LocalNotifier()
@@ -101,9 +113,9 @@ class PostgresStore:
         """Connect to the database at `url`. Create or upgrade the schema if needed.
 
         `writers` is how many transactions of this host may commit at the same time, and `readers` how many reads may
-        run. With the connection for claims, the host uses at most `writers + readers + 1` connections. `exclusive`: no
-        other host works on the database meanwhile. `now` replaces the server's clock in tests, and `migrations` the
-        schema's.
+        run. With those for claims and for budgets, the host uses at most `writers + readers + 2` connections.
+        `exclusive`: no other host works on the database meanwhile. `now` replaces the server's clock in tests, and
+        `migrations` the schema's.
         """
         connector = PostgresConnector(url)
         connection = await connector.open_connection()
@@ -237,6 +249,27 @@ class PostgresStore:
 
     async def remove_host(self, id: str) -> None:
         await self._write_count(hosts.REMOVE_HOST, {"id": id})
+
+    async def reserve_spending(
+        self, holds: Sequence[BudgetHold], *, id: str, day: str, usd: float, tokens: int, lease: float
+    ) -> BudgetRefusal | None:
+        values = {
+            "id": id,
+            "day": day,
+            "usd": usd,
+            "tokens": tokens,
+            "lease": lease,
+            "now": self._read_test_clock(),
+        }
+        # It may be repeated after a lost connection, because its id tells whether it was made.
+        return await self._budgets.read(lambda connection: reservations.reserve(connection, holds, values))
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        values = {"ids": list(ids), "lease": lease, "now": self._read_test_clock()}
+        return int((await self._write(reservations.RENEW, values))[0][0])
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        await self._write_count(reservations.RELEASE, {"ids": list(ids)})
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         values = {**cursors.build_patterns(held, ()), "now": self._read_test_clock()}
@@ -628,6 +661,7 @@ class PostgresStore:
         self._is_closed = True
         await self.writer.close()
         await self._claims.close()
+        await self._budgets.close()
         await self._reads.close()
 
     async def _fetch(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> Rows:

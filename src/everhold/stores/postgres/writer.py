@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from everhold.core.commit_rules import apply_change, list_needs
-from everhold.errors import Conflict, EverholdError, Refused, StoreBusy, StoreError
+from everhold.errors import Conflict, EverholdError, OutcomeUnknown, Refused, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, CommitResult
 from everhold.stores.postgres.connections import PgConnection, PostgresConnector, run_pipeline
@@ -251,13 +251,13 @@ class CommitQueue:
             await self._settle_outcome(loaded, error)
 
     async def _settle_outcome(self, loaded: LoadedBatch, error: psycopg.Error) -> None:
-        """Return if the transaction was committed. Raises `error` if it was not, and StoreBusy if nobody can know."""
+        """Return if the transaction was committed. Raises `error` if it was not, or OutcomeUnknown."""
         await self._drop_connection()
         outcome = await find_outcome(self._connector, loaded)
         if outcome is CommitOutcome.ABORTED:
             raise error
         if outcome is CommitOutcome.UNKNOWN:
-            raise StoreBusy(
+            raise OutcomeUnknown(
                 f"the connection was lost during a commit, and it is unknown whether it was committed: {error}",
                 remedy="repeat the change; a change that was committed is recognised by its dedup key or its fence",
             ) from error

@@ -17,6 +17,7 @@ import apsw
 import msgspec
 
 from everhold.core.audit import ReportProgress, StoreAudit
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.entries import Entry, EntryKind, Heard
 from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
@@ -63,6 +64,7 @@ from everhold.stores.sqlite import (
     migrate,
     operations,
     people,
+    reservations,
     restore,
     sessions,
     snapshot,
@@ -324,6 +326,26 @@ class SqliteStore:
             return cursors.revoke_leases(cur, owner=owner, at=self._now())
 
         return await self.writer.write(job)
+
+    async def reserve_spending(
+        self, holds: Sequence[BudgetHold], *, id: str, day: str, usd: float, tokens: int, lease: float
+    ) -> BudgetRefusal | None:
+        def job(cur: apsw.Cursor) -> BudgetRefusal | None:
+            return reservations.reserve(
+                cur, holds, id=id, day=day, usd=usd, tokens=tokens, at=self._read_clock(), lease=lease
+            )
+
+        return await self.writer.write(job, urgent=True, light=True, durable=False)
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        wanted = list(ids)
+        return await self.writer.write(
+            lambda cur: reservations.renew(cur, wanted, at=self._read_clock(), lease=lease), durable=False
+        )
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        wanted = list(ids)
+        await self.writer.write(lambda cur: reservations.release(cur, wanted), light=True, durable=False)
 
     async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
         return await self.renew_leases(claims, owner=owner, lease=0.0)

@@ -7,12 +7,14 @@ class TestMyStore(StoreContract):
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from everhold.core.budget import BudgetHold
 from everhold.core.entries import EntryDraft, Thought
 from everhold.errors import Conflict, InvalidRequest
 from everhold.ports.store import BudgetSpend, Step, Store
@@ -56,6 +58,56 @@ class StoreContract(
         assert await scenario.store.list_spends("agent:", "d1") == [spent]
         assert [it.budget for it in await scenario.store.list_spends("", "d1")] == ["agent:main", "person:ada"]
         assert await scenario.store.list_spends("chat:", "d1") == []
+
+    @store_promise
+    async def test_a_reservation_counts_until_it_is_released_or_its_lease_ends(self, scenario: StoreScenario) -> None:
+        async def reserve(id: str, *budgets: str, usd: float = 1.0, at: float = 1.0) -> str:
+            holds = [BudgetHold(budget=it, counted=(it,), usd_limit=2.5, token_limit=25) for it in budgets]
+            refusal = await scenario.at(at).reserve_spending(holds, id=id, day="d", usd=usd, tokens=10, lease=60.0)
+            return "" if refusal is None else f"{refusal.budget} {refusal.remaining:g} {refusal.unit}"
+
+        assert await reserve("1", "agent:main") == ""
+        assert await reserve("1", "agent:main") == "", "a repeat changes nothing"
+        assert await reserve("2", "agent:main", "person:ada") == ""
+        assert await reserve("3", "person:ada", "agent:main") == "agent:main 0.5 USD"
+        assert await reserve("4", "agent:main", usd=0.0) == "agent:main 5 tokens"
+        assert await reserve("5", "person:ada", usd=1.5) == "", "a refused reservation holds nothing in any budget"
+        await scenario.store.release_reservations(["1", "unknown"])
+        assert await reserve("6", "agent:main", at=30.0) == ""
+        assert await scenario.at(60.0).renew_reservations(["2", "6", "unknown"], lease=60.0) == 2
+        assert await reserve("7", "agent:main", at=119.0) == "agent:main 0.5 USD"
+        assert await scenario.at(120.0).renew_reservations(["2", "6"], lease=60.0) == 0, "both have ended"
+        assert await reserve("8", "agent:main", at=120.0) == ""
+
+    @store_promise
+    async def test_a_reservation_leaves_what_budgets_that_count_together_have_spent(
+        self, scenario: StoreScenario
+    ) -> None:
+        async def reserve(id: str, budget: str, usd: float, *, day: str = "d") -> bool:
+            hold = BudgetHold(budget=budget, counted=("a", "b"), usd_limit=3.0)
+            refusal = await scenario.store.reserve_spending([hold], id=id, day=day, usd=usd, tokens=1, lease=60.0)
+            return refusal is None
+
+        await scenario.commit(
+            spends=(BudgetSpend(budget="a", day="d", usd=1.0), BudgetSpend(budget="c", day="d", usd=9))
+        )
+        assert not await reserve("1", "b", 2.5)
+        assert await reserve("1", "b", 1.5)
+        assert not await reserve("2", "a", 1.0)
+        assert await reserve("2", "a", 0.5)
+        assert not await reserve("3", "a", 0.0), "an exhausted budget refuses a call of unknown cost, too"
+        assert await reserve("4", "a", 1.0, day="e"), "what was spent on another day does not count"
+
+    @store_promise
+    async def test_reservations_at_the_same_time_share_what_is_left(self, scenario: StoreScenario) -> None:
+        holds = [BudgetHold(budget="agent:main", counted=("agent:main",), usd_limit=3.0)]
+        found = await asyncio.gather(
+            *(
+                scenario.store.reserve_spending(holds, id=str(n), day="d", usd=1.0, tokens=1, lease=60.0)
+                for n in range(9)
+            )
+        )
+        assert found.count(None) == 3
 
     @store_promise
     async def test_content_is_kept_once_under_its_hash(self, scenario: StoreScenario) -> None:

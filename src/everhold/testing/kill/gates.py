@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.ports.hosts import AccountClaim, HostRecord, HostStatus
 from everhold.ports.store import Change, Claim, CommitResult, Step
 from everhold.stores.sqlite import SqliteStore
@@ -117,6 +118,23 @@ class KillableStore(SqliteStore):
         self.kill_switch(Step.HOST_RECORD, "before")
         await super().remove_host(id)
         self.kill_switch(Step.HOST_RECORD, "after")
+
+    async def reserve_spending(self, holds: Sequence[BudgetHold], **wanted: Any) -> BudgetRefusal | None:
+        self.kill_switch(Step.SPEND, "before")
+        refusal = await super().reserve_spending(holds, **wanted)
+        self.kill_switch(Step.SPEND, "after")
+        return refusal
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        self.kill_switch(Step.SPEND, "before")
+        count = await super().renew_reservations(ids, lease=lease)
+        self.kill_switch(Step.SPEND, "after")
+        return count
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        self.kill_switch(Step.SPEND, "before")
+        await super().release_reservations(ids)
+        self.kill_switch(Step.SPEND, "after")
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         self.kill_switch(Step.RETRY_NOW, "before")

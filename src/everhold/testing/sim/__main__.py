@@ -14,6 +14,7 @@ from everhold.testing.sim.run import run_seed
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m everhold.testing.sim", description=__doc__)
     parser.add_argument("--seeds", default="0:300", help="FROM:TO, by default 0:300")
+    parser.add_argument("--hosts", action="store_true", help="several hosts on one store")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--bug", choices=[*MUTANTS, "all"], help="plant a bug, and run seeds until one finds it")
     parser.add_argument("--story", type=int, metavar="SEED", help="run one seed and print its events")
@@ -22,19 +23,19 @@ def main() -> int:
     first, _, last = chosen.seeds.partition(":")
     seeds = range(int(first), int(last or int(first) + 1))
     if chosen.story is not None:
-        return print_story(chosen.story, bug=chosen.bug or "")
+        return print_story(chosen.story, bug=chosen.bug or "", hosts=chosen.hosts)
     if chosen.bug is not None:
         return hunt_mutants(list(MUTANTS) if chosen.bug == "all" else [chosen.bug], seeds)
-    return run_seeds(seeds, jobs=chosen.jobs, remember=chosen.remember)
+    return run_seeds(seeds, jobs=chosen.jobs, remember=chosen.remember, hosts=chosen.hosts)
 
 
-def run_seeds(seeds: range, *, jobs: int, remember: Path | None) -> int:
+def run_seeds(seeds: range, *, jobs: int, remember: Path | None, hosts: bool) -> int:
     total = statistics.SeedTally()
     if jobs == 1:
-        total = statistics.play_seeds(seeds)
+        total = statistics.play_seeds(seeds, hosts=hosts)
     else:
         reported: set[int] = set()
-        for total in statistics.play_seeds_in_parallel(seeds, jobs=jobs):
+        for total in statistics.play_seeds_in_parallel(seeds, jobs=jobs, hosts=hosts):
             for seed in sorted(total.failures.keys() - reported):
                 reported.add(seed)
                 sys.stderr.write(f"\nseed {seed}: {total.failures[seed][0]}\n")
@@ -62,8 +63,9 @@ def hunt_mutants(bugs: list[str], seeds: range) -> int:
     return 1 if missed else 0
 
 
-def print_story(seed: int, *, bug: str) -> int:
-    outcome = run_seed(seed, parts=MUTANTS[bug].parts if bug else None)
+def print_story(seed: int, *, bug: str, hosts: bool) -> int:
+    parts, settings = (MUTANTS[bug].parts, MUTANTS[bug].settings) if bug else (None, {})
+    outcome = run_seed(seed, parts=parts, settings=settings, hosts=MUTANTS[bug].hosts if bug else hosts)
     sys.stdout.write("\n".join([*outcome.lines, "", f"trace {outcome.trace}"]) + "\n")
     for problem in outcome.problems:
         sys.stdout.write(f"WRONG: {problem}\n")

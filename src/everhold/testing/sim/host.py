@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.admin.forgetting import PersonForgetter
 from everhold.admin.sessions import SessionAdmin
@@ -20,7 +20,9 @@ from everhold.engine.gates import Wakeups
 from everhold.engine.memory.peers import build_peer_registry
 from everhold.engine.memory_client import MemoryClient
 from everhold.engine.supervisor import WorkerSupervisor
+from everhold.errors import StoreError
 from everhold.ingress.accept import MessageAcceptor
+from everhold.ports.hosts import CommitHint, HostRecord, HostVersion
 from everhold.ports.platform import Platform, SupportsDrafts
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
@@ -49,6 +51,12 @@ MAX_CALM_SECONDS: Final = 3 * 3_600.0
 """After the faults end, all work must finish within this time, the longest waits included."""
 MAX_PROCESSES: Final = 24
 MAX_IDLE_SECONDS: Final = 20.0
+DRAIN_SECONDS: Final = 20.0
+MAX_STRAY_SECONDS: Final = 60.0
+"""How long a host may hold a cursor that it does not know of: until it noticed the lost connection and tried again."""
+HOST_LEASE_SECONDS: Final = 15.0
+MAX_HINT_SECONDS: Final = 5.0
+"""The longest time that a hint takes to another host."""
 
 
 class SimProcessParts(Struct, frozen=True, kw_only=True):
@@ -182,6 +190,8 @@ class SimHost:
         self._idle: dict[tuple[str, str, int], float] = {}
         """Cursors that are held while no worker processes them, and since when."""
         self.operator = SimOperator(world, witness, environment, self._find_control, self._find_forgetter)
+        self.listeners: dict[str, list[asyncio.Task[None]]] = {}
+        """The tasks with which a process receives messages."""
         self.serving: list[SimProcess] = []
         """The processes that should serve. A replaced process that still runs is a zombie."""
         world.cut_power = self._cut_power
@@ -198,7 +208,7 @@ class SimHost:
             world.loop.create_task(caller.run())
         self.witness.on_recall.append(self.operator.interfere)
         operator = world.loop.create_task(self.operator.run())
-        for _ in range(2 if profile.mode == "peers" else 1):
+        for _ in range(2 if profile.mode == "peers" else profile.hosts):
             self._start_process()
         calm_since = 0.0
         while True:
@@ -231,7 +241,13 @@ class SimHost:
         if world.draw_chance(profile.jump):
             world.jump_clock()
         for process in list(self.serving):
-            if process.dead:
+            is_early = world.loop.time() < profile.fault_seconds
+            if is_early and world.draw_chance(profile.partition) and process.alive:
+                process.cut_off(world.draw_partition_seconds())
+            can_drain = is_early and process.alive and process.name in self.supervisors
+            if can_drain and world.draw_chance(profile.drain):
+                self._drain_process(process)
+            elif process.dead:
                 self._replace_process(process, "crashed")
             elif process.stalled is not None and world.draw_chance(0.4):
                 self._replace_process(process, "stalls")
@@ -241,6 +257,25 @@ class SimHost:
         for process in self.processes:
             if process not in self.serving and not process.dead and world.draw_chance(0.05):
                 process.die()
+
+    def _drain_process(self, process: SimProcess) -> None:
+        """End a process as an operator does, and start another one in its place."""
+        self._replace_process(process, "drains")
+        if process in self.serving:
+            return
+        self.world.stats["drains"] += 1
+        for platform in self.environment.platforms.values():
+            platform.handlers.pop(process.name, None)
+        self.world.loop.create_task(self._end_process(process))
+
+    async def _end_process(self, process: SimProcess) -> None:
+        for listener in self.listeners.pop(process.name, ()):
+            listener.cancel()
+        await self.supervisors[process.name].drain(DRAIN_SECONDS)
+        with contextlib.suppress(StoreError):
+            await self.supervisors[process.name].gates.store.remove_host(process.name)
+        if not process.dead:
+            process.die()
 
     def _check_idle_cursors(self) -> None:
         """Report a cursor that a live process holds without a worker, because its lease would be renewed for ever."""
@@ -258,11 +293,15 @@ class SimHost:
         }
         self._idle = {cursor: self._idle.get(cursor, now) for cursor in sorted(held)}
         for (consumer, session, _), since in self._idle.items():
-            if since and now - since > MAX_IDLE_SECONDS:
+            if since and now - since > self._get_max_idle_seconds():
                 self.witness.report_problem(
                     f"{consumer} of {session} has been held since {since:.0f} s, and no worker processes it"
                 )
                 self._idle[consumer, session, _] = 0.0
+
+    def _get_max_idle_seconds(self) -> float:
+        """After a lost connection a host looks for cursors that it does not know of."""
+        return MAX_IDLE_SECONDS + (MAX_STRAY_SECONDS if self.world.profile.unknown_outcome else 0.0)
 
     def _replace_process(self, process: SimProcess, why: str) -> None:
         if len(self.processes) >= MAX_PROCESSES and not process.dead:
@@ -335,7 +374,8 @@ class SimHost:
         if self.world.profile.mode == "restart":
             await gates.store.revoke_leases(owner=process.name)
         wakeups, tail = Wakeups(), LogTail()
-        process.on_commit = tail.on_commit
+        process.on_commit = functools.partial(self._pass_hint, process, tail, wakeups)
+        process.receive_hint = functools.partial(_receive_hint, tail, wakeups)
         runtimes = parts.runtimes(SimRuntimes(self.environment))
         grew = tail.on_reply_text if self.environment.callers else None
         supervisor = parts.supervisor(
@@ -357,7 +397,14 @@ class SimHost:
         erasures = self.world.disk.with_name("erasures.log")
         control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=erasures)
         forgetter = parts.forgetter(control, agents=lambda: ("main",))
-        await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
+        try:
+            if process.is_remote:
+                await self._join_hosts(process, gates)
+            await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
+        except StoreError as error:
+            self.world.record(process.name, f"cannot start: {error}")
+            process.die()
+            return
         self.controls[process.name] = control
         self.forgetters[process.name] = forgetter
         if self.environment.callers:
@@ -370,7 +417,38 @@ class SimHost:
         for platform in self.environment.platforms.values():
             listener = parts.listener(platform, process, gates)
             listen = functools.partial(listener.listen, accept)
-            start(supervisor.keep_running(f"listen {platform.name}", listen))
+            task = start(supervisor.keep_running(f"listen {platform.name}", listen))
+            self.listeners.setdefault(process.name, []).append(task)
+
+    async def _join_hosts(self, process: SimProcess, gates: SimGates) -> None:
+        """Register a host, and keep its registration."""
+        version = HostVersion("0.1.0", gates.store.schema_version)
+        record = HostRecord(id=process.name, name=process.name, version=version)
+        others = await gates.store.register_host(record, lease=HOST_LEASE_SECONDS)
+        self.world.record(process.name, f"joins {len(others)} hosts")
+
+        async def keep_renewing() -> None:
+            while True:
+                await gates.sleep(HOST_LEASE_SECONDS / 3)
+                with contextlib.suppress(StoreError):
+                    if not await gates.store.renew_host(process.name, lease=HOST_LEASE_SECONDS):
+                        await gates.store.register_host(record, lease=HOST_LEASE_SECONDS)
+
+        self.world.loop.create_task(keep_renewing())
+
+    def _pass_hint(self, process: SimProcess, tail: LogTail, wakeups: Wakeups, hint: CommitHint) -> None:
+        """Pass a hint to the process that committed, and sometimes late or twice to other hosts."""
+        tail.on_commit(hint)
+        if not process.is_remote:
+            return
+        wakeups.on_commit(hint)
+        world = self.world
+        for other in self.serving:
+            if other is process or process.chance.random() < world.profile.lost_hints:
+                continue
+            for _ in range(2 if process.chance.random() < world.profile.duplicate else 1):
+                delay = process.chance.random() ** 3 * MAX_HINT_SECONDS
+                world.loop.call_later(delay, other.take_hint, structs.replace(hint, is_remote=True))
 
     def _find_control(self) -> SessionAdmin | None:
         """Return the admin of a serving process, or None."""
@@ -389,3 +467,8 @@ class SimHost:
     async def close(self) -> None:
         for store in self._connections:
             await store.close()
+
+
+def _receive_hint(tail: LogTail, wakeups: Wakeups, hint: CommitHint) -> None:
+    tail.on_commit(hint)
+    wakeups.on_commit(hint)

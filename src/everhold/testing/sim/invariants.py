@@ -17,10 +17,11 @@ from everhold.core.entries import Began, ChatLocation, EntryKind, Erased, Heard,
 from everhold.core.erasure import PersonErasure
 from everhold.core.people import PERSON_MEMBER
 from everhold.errors import Overloaded, Transient
+from everhold.ports.hosts import AccountClaim, make_account_name
 from everhold.ports.memory import ErasureState, MemoryQuery
-from everhold.ports.store import Change, Claim, CommitResult, StateNamespace, Step
+from everhold.ports.store import Change, Claim, CommitResult, StateNamespace, Step, split_state_scope
 from everhold.testing.sim.people_record import PeopleRecord
-from everhold.testing.sim.world import NO_ORIGIN, REQUEST_ORIGIN, SimWorld
+from everhold.testing.sim.world import MAX_HANG_SECONDS, NO_ORIGIN, REQUEST_ORIGIN, SimWorld
 
 if TYPE_CHECKING:
     from everhold.testing.sim.process import SimProcess
@@ -30,11 +31,15 @@ TOKEN_PATTERN: Final = re.compile(r"\bc\d+\.m\d+(?:e\d+)?\b")
 SECRET_PATTERN: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
 """A secret in a simulated message that may be erased later."""
 
+POLL_OFFSET: Final = "updates"
+"""The key of the offset of an account that one host at a time polls."""
 TOLERANCE_SECONDS: Final = 0.05
 """The allowed difference between clocks and commits."""
 FORGET_REASON: Final = "a person was forgotten"
 PEOPLE_GRACE_SECONDS: Final = 1.0
-"""How long after a change of people a commit or a request may follow that was decided before it."""
+"""`InvariantWitness.people_grace` on a store that answers at once."""
+CALLS_PER_DECISION: Final = 40
+"""The most calls of the store, each way, between a decision and its commit."""
 ERASURE_GRACE_SECONDS: Final = 45.0
 """How long after an erasure a request may arrive that was in progress when the erasure was committed."""
 
@@ -86,10 +91,21 @@ class InvariantWitness:
 
     def __init__(self, world: SimWorld) -> None:
         self.world = world
+        profile = world.profile
+        network = CALLS_PER_DECISION * profile.store_delay + (MAX_HANG_SECONDS if profile.partition else 0.0)
+        self.people_grace = PEOPLE_GRACE_SECONDS + network
+        """How long after a change of people a commit or a request may follow that was decided before it."""
         self.problems: list[str] = []
         self.complaints: list[str] = []
         """Errors that the processes logged."""
         self.holders: dict[tuple[str, str], tuple[str, int]] = {}
+        self.lease_ends: dict[tuple[str, str], tuple[float, float]] = {}
+        """(consumer, session) -> the beginning and the end of its lease, on the store's clock."""
+        self.account_claims: dict[str, AccountClaim] = {}
+        self.account_ends: dict[str, tuple[float, float]] = {}
+        """Account -> the beginning and the end of its lease, on the store's clock."""
+        self.offsets: dict[str, int] = {}
+        """Scope of an account that one host polls -> its stored offset."""
         self.session_of: dict[str, str] = {}
         """token -> the session it was heard in."""
         self.erased: dict[str, float] = {}
@@ -171,6 +187,7 @@ class InvariantWitness:
         self._check_reply_after_unlink(process, change)
         self._check_peers(process, change)
         self._check_erasure(change)
+        self._check_offset(process, change)
         for callback in self.on_commit:
             callback(change)
         if done.duplicate:
@@ -219,10 +236,14 @@ class InvariantWitness:
         if change.cursor is not None and change.cursor.release:
             self.holders.pop((claim.consumer, claim.session), None)
 
-    def record_claims(self, process: SimProcess, claims: list[Claim]) -> None:
+    def record_claims(self, process: SimProcess, claims: list[Claim], *, lease: float) -> None:
+        now = self.world.now()
         for claim in claims:
             cursor = (claim.consumer, claim.session)
             before = self.holders.get(cursor)
+            if before is not None and process.is_remote and before[0] != process.name:
+                self._check_lease_ended(f"{claim.consumer} of {claim.session}", before[0], self.lease_ends.get(cursor))
+            self.lease_ends[cursor] = (now, now + lease)
             over = f" over from {before[0]}" if before else ""
             self.world.record(process.name, f"takes {claim.consumer} of {claim.session}{over} (fence {claim.fence})")
             if before is not None:
@@ -236,11 +257,64 @@ class InvariantWitness:
         if before[0] == process.name and (claim.name, before[1]) in at_work:
             self.report_problem(f"{process.name} took {claim.consumer} of {claim.session} from its own running worker")
 
+    def record_renewal(self, claims: list[Claim], count: int, *, owner: str, lease: float) -> None:
+        now = self.world.now()
+        for claim in claims:
+            cursor = (claim.consumer, claim.session)
+            if self.holders.get(cursor, ("", 0))[0] == owner:
+                self.lease_ends[cursor] = (now, now + lease)
+
+    def _check_lease_ended(self, what: str, holder: str, lease: tuple[float, float] | None) -> None:
+        """Check that what a host takes from another one has a lease that ended on the store's clock."""
+        now = self.world.now()
+        if lease is not None and lease[0] <= now < lease[1] - TOLERANCE_SECONDS:
+            self.report_problem(f"{what} was taken from {holder}, whose lease lasts {lease[1] - now:.1f} s more")
+
+    # -- accounts
+
+    def record_account_claim(self, claim: AccountClaim | None, *, lease: float) -> None:
+        if claim is None:
+            return
+        former = self.account_claims.get(claim.account)
+        if former is not None and former.owner != claim.owner:
+            self._check_lease_ended(claim.account, former.owner, self.account_ends.get(claim.account))
+            self.world.stats["accounts taken over"] += 1
+        self.world.record(claim.owner, f"receives for {claim.account} (fence {claim.fence})")
+        self.account_claims[claim.account] = claim
+        self.account_ends[claim.account] = (self.world.now(), self.world.now() + lease)
+
+    def record_account_renewal(self, claims: list[AccountClaim], *, lease: float) -> None:
+        for claim in claims:
+            if self.account_claims.get(claim.account) == claim:
+                self.account_ends[claim.account] = (self.world.now(), self.world.now() + lease)
+
+    def record_account_release(self, claim: AccountClaim, done: bool) -> None:
+        if done and self.account_claims.get(claim.account) == claim:
+            del self.account_claims[claim.account]
+            self.world.stats["accounts released"] += 1
+
+    def _check_offset(self, process: SimProcess, change: Change) -> None:
+        """Check that only the holder of a polled account moves its offset, and never back."""
+        for write in change.state_writes:
+            if write.namespace is not StateNamespace.PLATFORM_OFFSET or write.key != POLL_OFFSET or not write.value:
+                continue
+            platform, account = split_state_scope(write.scope)
+            holder = self.account_claims.get(make_account_name(platform, account))
+            if holder is None or holder.owner != process.name:
+                self.report_problem(
+                    f"{process.name} moved the offset of {write.scope} under {change.account}, "
+                    f"but the account is held by {holder}"
+                )
+            before = self.offsets.get(write.scope, 0)
+            self.offsets[write.scope] = int(write.value)
+            if int(write.value) < before:
+                self.report_problem(f"{process.name} moved the offset of {write.scope} back to {write.value}")
+
     # -- people
 
     def _has_just_woken(self, process: str) -> bool:
         """Return whether a process was stalled a moment ago, so that it may act on what it read before."""
-        return self.world.loop.time() - self.world.woke_at.get(process, float("-inf")) < PEOPLE_GRACE_SECONDS
+        return self.world.loop.time() - self.world.woke_at.get(process, float("-inf")) < self.people_grace
 
     def _check_reply_after_unlink(self, process: SimProcess, change: Change) -> None:
         """Check that no turn replies that began before an unlink of one of its senders."""
@@ -248,7 +322,7 @@ class InvariantWitness:
             return
         epoch, senders = self._read_turn(change.session, change.op or 0)
         for parting in self.people.partings:
-            late = self.world.loop.time() - parting.at > PEOPLE_GRACE_SECONDS and not self._has_just_woken(process.name)
+            late = self.world.loop.time() - parting.at > self.people_grace and not self._has_just_woken(process.name)
             if parting.n > epoch and late and senders & parting.identities:
                 names = ", ".join(sorted(senders & parting.identities))
                 self.report_problem(
@@ -283,7 +357,7 @@ class InvariantWitness:
                     continue
                 query = "select peer from peers where memory = ? and identity = ? order by from_pos desc limit 1"
                 peer = self._connection.execute(query, (memory, identity)).get
-                if peer != edit.peer and self.world.loop.time() - edit.at > PEOPLE_GRACE_SECONDS:
+                if peer != edit.peer and self.world.loop.time() - edit.at > self.people_grace:
                     self.report_problem(f"{memory} calls {identity} {peer!r}, but is configured to say {edit.peer!r}")
 
     def _check_erasure(self, change: Change) -> None:
@@ -328,10 +402,10 @@ class InvariantWitness:
     def check_present(self, query: MemoryQuery) -> None:
         """Check that a search is for all identities of the people present, as they were when it was sent."""
         sent = REQUEST_ORIGIN.get(NO_ORIGIN)
-        if self.world.woke_at.get(sent.process, float("-inf")) > sent.sent_at - PEOPLE_GRACE_SECONDS:
+        if self.world.woke_at.get(sent.process, float("-inf")) > sent.sent_at - self.people_grace:
             return
         found = [frozenset(group) for group in query.present.groups]
-        for directory in self.people.list_directories_since(sent.sent_at - PEOPLE_GRACE_SECONDS):
+        for directory in self.people.list_directories_since(sent.sent_at - self.people_grace):
             if found == [frozenset(group) for group in directory.expand_audience(query.audience).groups]:
                 return
         self.report_problem(f"a search for {query.audience} was sent for {query.present.list_members()}")

@@ -48,7 +48,9 @@ from everhold.engine.memory_client import MemoryClient
 from everhold.engine.outbox import platform as outbox_platform
 from everhold.engine.outbox.delivery import DeliveryAttempt, DeliveryBatch, DeliveryOutcome, DeliveryWorker, Destination
 from everhold.engine.supervisor import WorkerSupervisor
-from everhold.errors import LeaseLost, Overloaded, PartiallyDone, Refused
+from everhold.errors import LeaseLost, NotFound, OutcomeUnknown, Overloaded, PartiallyDone, Refused, StoreBusy
+from everhold.ingress.account_leadership import ACCOUNT_LEASE_SECONDS
+from everhold.ports.hosts import AccountClaim, HostRecord, HostStatus
 from everhold.ports.memory import ErasureState
 from everhold.ports.model import Model, ModelRequest, ModelResponse, ToolSpec
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsDrafts
@@ -89,6 +91,8 @@ class SimMutant(Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     """What a schedule needs to find it soon, in place of what its seed draws: a bug that needs a power cut is not found
     without one."""
+    hosts: bool = False
+    """It needs several hosts on one store."""
 
 
 # -- ingress -----------------------------------------------------------------------------------------------------------
@@ -754,6 +758,81 @@ class TrustsHostClock(GatedStore):
         process.disk._now = process.clock.now
 
 
+class EndsLeasesOfOthers(GatedStore):
+    """Ends the leases of other hosts when it starts."""
+
+    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
+        def job(cur: apsw.Cursor) -> int:
+            return cursors.revoke_leases(cur, owner=host.id, at=self.world.now())
+
+        await self.disk.writer.write(job)
+        return await super().register_host(host, lease=lease)
+
+
+class OffsetsWithoutFence(GatedStore):
+    """Moves the offset of an account that another host may hold."""
+
+    async def commit(self, change: Change) -> CommitResult:
+        return await super().commit(structs.replace(change, account=None))
+
+
+class SharesAccounts(GatedStore):
+    """Receives for an account that another host holds, under the claim of that host."""
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        claim = await super().claim_account(account, owner=owner, lease=lease)
+        held = [it for it in await self.disk.list_account_leases() if it.account == account]
+        return claim or AccountClaim(account, held[0].owner, held[0].fence) if held else claim
+
+
+class TakesAccountsEarly(GatedStore):
+    """Takes an account from a host whose lease has not ended."""
+
+    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
+        for held in await self.disk.list_account_leases():
+            if held.account == account and held.seconds_left < ACCOUNT_LEASE_SECONDS / 2:
+                await self.disk.release_account(AccountClaim(account, held.owner, held.fence))
+        return await super().claim_account(account, owner=owner, lease=lease)
+
+
+class LooseUnsyncedCommits(GatedStore):
+    """Does not check the claim of a commit that nobody waits for."""
+
+    async def commit(self, change: Change) -> CommitResult:
+        if not change.durable and change.claim is not None:
+            held = await self.disk.get_cursor(change.claim.consumer, change.claim.session)
+            if held is not None:
+                change = structs.replace(change, claim=structs.replace(change.claim, cursor=held))
+        return await super().commit(change)
+
+
+class RepeatsUnknownOutcomes(GatedStore):
+    """Takes a commit of unknown outcome for one that was not applied, and repeats it."""
+
+    async def commit(self, change: Change) -> CommitResult:
+        try:
+            return await super().commit(change)
+        except OutcomeUnknown as error:
+            raise StoreBusy(error.message) from error
+
+
+class TrustsUnknownOutcomes(GatedStore):
+    """Takes a commit of unknown outcome for one that was applied."""
+
+    async def commit(self, change: Change) -> CommitResult:
+        try:
+            return await super().commit(change)
+        except OutcomeUnknown:
+            if not change.session:
+                return CommitResult(session="")
+            try:
+                last, generation = await self.disk.get_session_head(change.session)
+            except NotFound:
+                last, generation = 0, 0
+            seqs = tuple(range(last + 1, last + 1 + len(change.entries)))
+            return CommitResult(session=change.session, seqs=seqs, generation=generation)
+
+
 class CompressesPins(GatedStore):
     """Loses the pins that are older than the newest compression."""
 
@@ -800,6 +879,7 @@ def _make_store_parts(kind: Callable[[SimProcess], Store]) -> SimProcessParts:
 
 
 _LONG_CHATS: Final = {"messages": 6, "chats": 3}
+_UNKNOWN_OUTCOMES: Final = {"unknown_outcome": 0.05}
 _MANY_ACTIONS: Final = {"operator_actions": 0.8}
 _REACHABLE_SERVICES: Final = {"commands": 0.0, "trouble": 0.0, "lost": 0.0, "model_fault": 0.0}
 _POWER_CUTS: Final = {
@@ -894,6 +974,47 @@ MUTANTS: Final[dict[str, SimMutant]] = {
         description="let the clock of a host decide leases and due times",
         parts=_make_store_parts(TrustsHostClock),
         settings={"clock_skew": 10.0, "mode": "peers", "trouble": 0.15, **_LONG_CHATS},
+    ),
+    "shared-host-clock": SimMutant(
+        description="let the clock of a host decide leases on a shared store",
+        parts=_make_store_parts(TrustsHostClock),
+        settings={"clock_skew": 10.0},
+        hosts=True,
+    ),
+    "shared-revoke": SimMutant(
+        description="end the leases of other hosts at the start",
+        parts=_make_store_parts(EndsLeasesOfOthers),
+        hosts=True,
+    ),
+    "offset-unfenced": SimMutant(
+        description="move the offset of an account that another host holds",
+        parts=_make_store_parts(OffsetsWithoutFence),
+        settings={"stall": 0.03, "most_faults": 30, **_LONG_CHATS},
+        hosts=True,
+    ),
+    "two-pollers": SimMutant(
+        description="receive on two hosts for one account", parts=_make_store_parts(SharesAccounts), hosts=True
+    ),
+    "account-early": SimMutant(
+        description="take an account before its lease ends", parts=_make_store_parts(TakesAccountsEarly), hosts=True
+    ),
+    "unsynced-unguarded": SimMutant(
+        description="check no claim for a commit that nobody waits for",
+        parts=_make_store_parts(LooseUnsyncedCommits),
+        settings={"stall": 0.015, "partition": 0.05, "most_faults": 14, **_LONG_CHATS},
+        hosts=True,
+    ),
+    "unknown-repeated": SimMutant(
+        description="take an unknown outcome for a failure",
+        parts=_make_store_parts(RepeatsUnknownOutcomes),
+        settings=_UNKNOWN_OUTCOMES,
+        hosts=True,
+    ),
+    "unknown-trusted": SimMutant(
+        description="take an unknown outcome for a success",
+        parts=_make_store_parts(TrustsUnknownOutcomes),
+        settings=_UNKNOWN_OUTCOMES,
+        hosts=True,
     ),
     "pins-compressed": SimMutant(
         description="lose pins by a compression",

@@ -13,14 +13,15 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.hosts import build_commit_hint
 from everhold.engine.gates import Gates, Wakeups
-from everhold.errors import InDoubt, Transient
+from everhold.errors import EverholdError, InDoubt, OutcomeUnknown, StoreBusy, Transient
 from everhold.ports.hosts import AccountClaim, CommitHint, HostRecord, HostStatus
 from everhold.ports.store import Change, Claim, CommitResult, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim.power_loss import record_next_commit
-from everhold.testing.sim.world import RequestOrigin, SimLogger, SimRandom, SimWorld
+from everhold.testing.sim.world import MAX_HANG_SECONDS, RequestOrigin, SimLogger, SimRandom, SimWorld
 
 if TYPE_CHECKING:
     from everhold.testing.sim.invariants import InvariantWitness
@@ -36,6 +37,10 @@ CURRENT_CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WO
 
 READ_PREFIXES: Final = ("audit", "count_", "find_", "get_", "last_", "list_", "read_", "resolve_", "scan_", "verify")
 STORE_PROPERTIES: Final = {name for name, value in vars(Store).items() if isinstance(value, property)}
+HANG_PROBABILITY: Final = 0.3
+"""The probability that a call to an unreachable store does not fail at once."""
+MAX_LATE_SECONDS: Final = 3.0
+"""How long after its caller lost the connection a commit may still be applied."""
 READ_YIELD_PROBABILITY = 0.1
 """The probability that a read lets other tasks run first, as with a remote store."""
 
@@ -49,7 +54,11 @@ class SimProcess:
         self.name = f"p{number}"
         self.dead = False
         self.stalled: asyncio.Event | None = None
+        self.cut_off_until = 0.0
+        """Until then the store cannot be reached."""
         self.disk = disk
+        self.is_remote = world.profile.mode == "hosts"
+        """The store is reached over a network."""
         self.clock = HostClock(world, self.name)
         self.chance = SimRandom(world.seed, self.name)
         self.wakeups = Wakeups()
@@ -57,6 +66,8 @@ class SimProcess:
         self.workers: Mapping[asyncio.Task[bool], Claim] = {}
         """The tasks of its supervisor."""
         self.on_commit: Callable[[CommitHint], None] = lambda hint: None
+        self.receive_hint: Callable[[CommitHint], None] = lambda hint: None
+        """What it does with a hint of another host."""
 
     @property
     def alive(self) -> bool:
@@ -93,6 +104,27 @@ class SimProcess:
             case "stall":
                 self.stall(f"{moment} {name}")
         await self.wait_until_alive()
+
+    def take_hint(self, hint: CommitHint) -> None:
+        if self.alive:
+            self.receive_hint(hint)
+
+    def cut_off(self, seconds: float) -> None:
+        """Cut the host off from the store."""
+        self.world.stats["partitions"] += 1
+        self.world.record(self.name, f"is cut off from the store for {seconds:.1f} s")
+        self.cut_off_until = self.world.loop.time() + seconds
+
+    async def reach_store(self) -> None:
+        """Take a call to the store. Raises StoreBusy if the host is cut off, at once or after some time."""
+        world = self.world
+        if world.profile.store_delay:
+            await asyncio.sleep(self.chance.random() * world.profile.store_delay)
+        if world.loop.time() < self.cut_off_until:
+            if self.chance.random() < HANG_PROBABILITY:
+                await asyncio.sleep(self.chance.random() * MAX_HANG_SECONDS)
+            await self.wait_until_alive()
+            raise StoreBusy("the store cannot be reached")
 
     def stall(self, where: str) -> None:
         seconds = self.world.draw_stall_seconds()
@@ -197,24 +229,70 @@ class GatedStore(_StoreMethods):
 
     async def commit(self, change: Change) -> CommitResult:
         await self._before(change.step)
+        if self._loses_connection():
+            if self.process.chance.random() < 0.5:
+                self.world.loop.create_task(self._commit_late(change))
+            raise OutcomeUnknown(f"the connection was lost during {change.step}")
         record_next_commit(self.disk, functools.partial(self._record_commit, change))
         done = await self.disk.commit(change)
+        if self._loses_connection():
+            raise OutcomeUnknown(f"the connection was lost after {change.step}")
         await self._after(change.step)
         self.process.on_commit(build_commit_hint(change, done.claims))
         return done
 
+    async def _commit_late(self, change: Change) -> None:
+        """Apply a change whose caller no longer waits for it."""
+        await asyncio.sleep(self.process.chance.random() * MAX_LATE_SECONDS)
+        record_next_commit(self.disk, functools.partial(self._record_commit, change))
+        try:
+            await self.disk.commit(change)
+        except EverholdError as error:
+            self.world.record(self.process.name, f"{change.step} was late: {error}")
+        else:
+            self.world.stats["late commits"] += 1
+
+    def _loses_connection(self) -> bool:
+        lost = self.world.draw_chance(self.world.profile.unknown_outcome)
+        self.world.stats["unknown outcomes"] += lost
+        return lost
+
     async def claim_cursors(self, **wanted: Any) -> list[Claim]:
         await self._before(Step.CLAIM)
-        record_next_commit(self.disk, functools.partial(self.witness.record_claims, self.process))
+        record_next_commit(
+            self.disk, functools.partial(self.witness.record_claims, self.process, lease=wanted["lease"])
+        )
         claims = await self.disk.claim_cursors(**wanted)
+        if self._loses_connection():
+            raise OutcomeUnknown("the connection was lost after a claim")
         await self._after(Step.CLAIM)
         return claims
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, lease: float) -> int:
         await self._before(Step.RENEW)
+        record_next_commit(
+            self.disk, functools.partial(self.witness.record_renewal, list(claims), owner=owner, lease=lease)
+        )
         count = await self.disk.renew_leases(claims, owner=owner, lease=lease)
         await self._after(Step.RENEW)
         return count
+
+    async def reserve_spending(self, holds: Sequence[BudgetHold], **wanted: Any) -> BudgetRefusal | None:
+        await self._before(Step.SPEND)
+        refusal = await self.disk.reserve_spending(holds, **wanted)
+        await self._after(Step.SPEND)
+        return refusal
+
+    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
+        await self._before(Step.SPEND)
+        count = await self.disk.renew_reservations(ids, lease=lease)
+        await self._after(Step.SPEND)
+        return count
+
+    async def release_reservations(self, ids: Collection[str]) -> None:
+        await self._before(Step.SPEND)
+        await self.disk.release_reservations(ids)
+        await self._after(Step.SPEND)
 
     async def retry_now(self, *, held: Sequence[str] = ()) -> int:
         await self._before(Step.RETRY_NOW)
@@ -231,24 +309,32 @@ class GatedStore(_StoreMethods):
 
     async def hand_over_leases(self, claims: Collection[Claim], *, owner: str) -> int:
         await self._before(Step.RENEW)
+        record_next_commit(
+            self.disk, functools.partial(self.witness.record_renewal, list(claims), owner=owner, lease=0.0)
+        )
         count = await self.disk.hand_over_leases(claims, owner=owner)
         await self._after(Step.RENEW)
         return count
 
     async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
         await self._before(Step.ACCOUNT_LEASE)
+        record_next_commit(self.disk, functools.partial(self.witness.record_account_claim, lease=lease))
         claim = await self.disk.claim_account(account, owner=owner, lease=lease)
+        if self._loses_connection():
+            raise OutcomeUnknown("the connection was lost after an account was claimed")
         await self._after(Step.ACCOUNT_LEASE)
         return claim
 
     async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
         await self._before(Step.ACCOUNT_LEASE)
+        record_next_commit(self.disk, functools.partial(self.witness.record_account_renewal, lease=lease))
         held = await self.disk.renew_accounts(claims, lease=lease)
         await self._after(Step.ACCOUNT_LEASE)
         return held
 
     async def release_account(self, claim: AccountClaim) -> bool:
         await self._before(Step.ACCOUNT_LEASE)
+        record_next_commit(self.disk, functools.partial(self.witness.record_account_release, claim))
         done = await self.disk.release_account(claim)
         await self._after(Step.ACCOUNT_LEASE)
         return done
@@ -278,19 +364,27 @@ class GatedStore(_StoreMethods):
 
     def _record_commit(self, change: Change, done: CommitResult) -> None:
         self.witness.record_commit(self.process, change, done)
-        self.witness.record_claims(self.process, list(done.claims))
+        leases = {wakeup.consumer: wakeup.lease for wakeup in change.wakeups}
+        for claim in done.claims:
+            self.witness.record_claims(self.process, [claim], lease=leases[claim.consumer])
 
     async def _before(self, step: Step) -> None:
         await asyncio.sleep(self.process.chance.random() * 0.01)
         await self.process.pass_gate(step, "before")
+        if self.process.is_remote:
+            await self.process.reach_store()
 
     async def _after(self, step: Step) -> None:
         await self.process.pass_gate(step, "after")
+        if self.process.is_remote:
+            await asyncio.sleep(self.process.chance.random() * self.world.profile.store_delay)
         await asyncio.sleep(self.process.chance.random() * 0.01)
         await self.process.wait_until_alive()
 
     async def _yield_sometimes(self) -> None:
-        if self.process.chance.random() < READ_YIELD_PROBABILITY:
+        if self.process.is_remote:
+            await self.process.reach_store()
+        elif self.process.chance.random() < READ_YIELD_PROBABILITY:
             await asyncio.sleep(self.process.chance.random() * 0.02)
         await self.process.wait_until_alive()
 
@@ -301,7 +395,11 @@ class GatedStore(_StoreMethods):
 def _build_read(name: str) -> Callable[..., Awaitable[Any]]:
     async def read(self: GatedStore, *args: Any, **options: Any) -> Any:
         await self._yield_sometimes()
-        return await getattr(self.disk, name)(*args, **options)
+        found = await getattr(self.disk, name)(*args, **options)
+        if self.process.is_remote:
+            await asyncio.sleep(self.process.chance.random() * self.world.profile.store_delay)
+            await self.process.wait_until_alive()
+        return found
 
     return read
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core.inbox import BusyPolicy
 from everhold.ports.platform import DeliveryGuarantee
@@ -17,6 +17,11 @@ UNREACHED_STEPS: Final[dict[Step, str]] = {
     Step.HOST_RECORD: "only hosts that share a store register",
 }
 """Steps that do not occur in the simulator, and why. Every other step gets a crash before and after its commit."""
+
+HOST_AIMS: Final = tuple(
+    (step, moment) for step in Step if step not in (Step.NOTICE, Step.REVOKE_LEASES) for moment in ("before", "after")
+)
+"""The same for hosts that share a store."""
 
 CRASH_AIMS: Final = tuple(
     (step, moment) for step in Step if step not in UNREACHED_STEPS for moment in ("before", "after")
@@ -32,7 +37,9 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     aim: tuple[str, str]
     aim_at: int
     """At which passage of the target gate the process crashes."""
-    mode: Literal["restart", "peers"]
+    mode: Literal["restart", "peers", "hosts"]
+    """`restart`: one process at a time; `peers`: two processes on one machine; `hosts`: several machines on one store
+    that is reached over a network."""
     chats: int
     messages: int
     fault_seconds: float
@@ -76,6 +83,18 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     """The probability at each check that somebody pins an entry or removes a pin."""
     clock_skew: float
     """By how many seconds the clock of a process may differ from the store's."""
+    hosts: int = 1
+    """The number of hosts that serve, in the mode of this name."""
+    store_delay: float = 0.0
+    """The longest time in seconds that a call of the store takes each way."""
+    partition: float = 0.0
+    """The probability at each check that a host is cut off from the store."""
+    unknown_outcome: float = 0.0
+    """The probability that the connection is lost during a write, so that the caller does not learn its outcome."""
+    lost_hints: float = 0.0
+    """The probability that a hint does not reach another host."""
+    drain: float = 0.0
+    """The probability at each check that a host is asked to end and another one takes its place."""
 
 
 def draw_profile(seed: int) -> SimProfile:
@@ -122,4 +141,23 @@ def draw_profile(seed: int) -> SimProfile:
         batch_seconds=chance.choice((0.0, 0.0, 0.05, 0.5)),
         pins=chance.choice((0.0, 0.0, 0.0, 0.6)),
         clock_skew=chance.choice((0.0, 0.0, 0.05, 10.0)),
+    )
+
+
+def draw_host_profile(seed: int) -> SimProfile:
+    """Draw a profile with several hosts on one store. The rest is as `draw_profile` draws it."""
+    chance = random.Random(f"{seed}/hosts")
+    return structs.replace(
+        draw_profile(seed),
+        aim=HOST_AIMS[seed % len(HOST_AIMS)],
+        mode="hosts",
+        hosts=chance.choice((2, 2, 3, 4)),
+        clock_skew=chance.choice((0.05, 10.0, 10.0)),
+        store_delay=chance.choice((0.005, 0.05, 0.3)),
+        partition=chance.choice((0.0, 0.02, 0.05)),
+        unknown_outcome=chance.choice((0.0, 0.01, 0.05)),
+        lost_hints=chance.choice((0.0, 0.3, 1.0)),
+        drain=chance.choice((0.0, 0.02, 0.05)),
+        poll=chance.choice((1.0, 5.0, 20.0)),
+        power=0.0,  # the database server keeps what it confirmed
     )

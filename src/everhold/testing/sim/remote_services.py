@@ -18,7 +18,9 @@ from everhold.core.consumers import memory_consumer, platform_consumer
 from everhold.core.entries import ChatLocation, Noted
 from everhold.core.peers import PeerRule
 from everhold.core.people import can_hear
-from everhold.errors import InDoubt, PartiallyDone, Refused, Transient
+from everhold.errors import InDoubt, PartiallyDone, Refused, StoreError, Transient
+from everhold.ingress.account_leadership import AccountLeadership
+from everhold.ports.hosts import AccountClaim, make_account_name
 from everhold.ports.memory import (
     ErasureState,
     ErasureTarget,
@@ -33,15 +35,32 @@ from everhold.ports.memory import (
     ProviderDeletion,
     SessionSwitch,
 )
-from everhold.ports.platform import AcceptMessage, DeliveryGuarantee, IncomingMessage, OutgoingMessage
+from everhold.ports.platform import (
+    AcceptMessage,
+    AcceptResult,
+    DeliveryGuarantee,
+    IncomingMessage,
+    OutgoingMessage,
+    PlatformOffset,
+)
+from everhold.ports.store import StateNamespace, make_state_scope
 from everhold.ports.tool import SendRequest, ToolContext, ToolEffect, ToolResult
 from everhold.testing.fakes import FakeMemoryProvider, FakePlatform, FakeTool, get_memory_text
-from everhold.testing.sim.invariants import SECRET_PATTERN, AliasEdit, BusyService, InvariantWitness, WaitRequest
+from everhold.testing.sim.invariants import (
+    POLL_OFFSET,
+    SECRET_PATTERN,
+    AliasEdit,
+    BusyService,
+    InvariantWitness,
+    WaitRequest,
+)
 from everhold.testing.sim.process import SimGates, SimProcess
 from everhold.testing.sim.world import SimWorld
 
 LONG_WAIT_SECONDS: Final = (2.0, 20.0, 90.0, 900.0)
 POLL_SECONDS: Final = 50.0
+ACCOUNT_POLL_SECONDS: Final = 2.0
+"""How often a host checks whether an account that another host polls is free."""
 WEBHOOK_SECONDS: Final = 10.0
 MAX_RECALLED: Final = 3
 DELETION_SECONDS: Final = (0.0, 3.0, 40.0, 400.0, 1_000_000.0)
@@ -171,7 +190,10 @@ class SimPlatform(FakePlatform, SimRemoteService):
         open_ = [(process, accept) for process, accept in self.handlers.values() if process.alive]
         for process, accept in open_[:1]:
             await process.wait_until_alive()
-            verdict = await accept(altered)
+            try:
+                verdict = await accept(altered)
+            except StoreError:
+                return
             if verdict.outcome not in ("differs", "duplicate", "ignored"):
                 self.witness.report_problem(f"{altered.text!r} under a known message id was {verdict.outcome}")
 
@@ -186,7 +208,11 @@ class SimPlatform(FakePlatform, SimRemoteService):
 
     async def _accept_update(self, process: SimProcess, accept: AcceptMessage, incoming: IncomingMessage) -> bool:
         await process.pass_gate("hook", "before")
-        verdict = await accept(incoming)
+        try:
+            verdict = await accept(incoming)
+        except StoreError as error:
+            self.world.record(self.name, f"gets an error: {error}")
+            return False
         await process.pass_gate("hook", "after")
         return verdict.outcome in ("accepted", "duplicate", "ignored")
 
@@ -245,14 +271,37 @@ class SimListener:
         self.gates = gates
 
     async def listen(self, accept: AcceptMessage) -> None:
-        if self.platform.polled:
+        if self.platform.polled and self.process.is_remote:
+            await self._poll_while_held(accept)
+        elif self.platform.polled:
             await self._poll_platform(accept)
         else:
             self.platform.handlers[self.process.name] = (self.process, accept)
             await self.process.world.wait_forever()
 
-    async def _poll_platform(self, accept: AcceptMessage) -> None:
-        offset = 0
+    async def _poll_while_held(self, accept: AcceptMessage) -> None:
+        """Poll whenever this host holds the account."""
+        account = make_account_name(self.platform.name, self.platform.account)
+        leadership = AccountLeadership(self.gates)
+        while True:
+            await leadership.listen_while_held(account, functools.partial(self._poll_from_offset, accept))
+            await self.gates.sleep(ACCOUNT_POLL_SECONDS)
+
+    async def _poll_from_offset(self, accept: AcceptMessage, claim: AccountClaim) -> None:
+        """Poll from the stored offset on, and store the new one with each message."""
+        scope = make_state_scope(self.platform.name, self.platform.account)
+
+        async def accept_with_offset(incoming: IncomingMessage) -> AcceptResult:
+            offset = incoming.offset or PlatformOffset(
+                key=POLL_OFFSET, value=str(self.platform.updates.index(incoming) + 1)
+            )
+            return await accept(structs.replace(incoming, offset=structs.replace(offset, claim=claim)))
+
+        store = self.gates.store
+        record = await store.get_state_record(StateNamespace.PLATFORM_OFFSET, POLL_OFFSET, scope=scope)
+        await self._poll_platform(accept_with_offset, offset=0 if record is None else int(record.value))
+
+    async def _poll_platform(self, accept: AcceptMessage, *, offset: int = 0) -> None:
         while True:
             ask = functools.partial(self.platform.poll_updates, offset)
             try:

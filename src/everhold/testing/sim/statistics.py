@@ -31,6 +31,10 @@ FAULT_NAMES = (
     "lies", "503 after execution", "idle resets", "batches refused", "batches kept in part",
     *ModelFault,
 )  # fmt: skip
+HOST_FAULT_NAMES = (
+    "partitions", "unknown outcomes", "late commits", "drains", "accounts taken over", "accounts released",
+)  # fmt: skip
+"""Faults of schedules with several hosts."""
 
 
 class SeedTally(Struct, kw_only=True):
@@ -67,8 +71,9 @@ class SeedTally(Struct, kw_only=True):
         speed = self.virtual_seconds / max(self.wall_seconds, 1e-9)
         yield f"virtual hours        {self.virtual_seconds / 3600:>10.1f}   ({speed:,.0f} x real time)"
         yield f"commits              {self.stats['commits']:>10,}"
-        for fault in FAULT_NAMES:
-            yield f"{fault:<37}{self.stats[fault]:>10,}"
+        for fault in FAULT_NAMES + HOST_FAULT_NAMES:
+            if fault in FAULT_NAMES or self.stats[fault]:
+                yield f"{fault:<37}{self.stats[fault]:>10,}"
         for seed, lines in sorted(self.stories.items())[:MAX_STORIES]:
             yield f"\nhow seed {seed} ended (`python -m everhold.testing.sim --story {seed}` prints all events)"
             yield from lines
@@ -77,11 +82,13 @@ class SeedTally(Struct, kw_only=True):
             yield f"seed {seed}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 
 
-def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False) -> SeedTally:
-    """Run `seeds` in this process, one after another."""
+def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False, hosts: bool = False) -> SeedTally:
+    """Run `seeds` in this process, one after another. `hosts`: with several hosts on one store."""
     tally = SeedTally()
     mutant = MUTANTS[bug] if bug else None
-    how: dict[str, Any] = {} if mutant is None else {"parts": mutant.parts, "settings": mutant.settings}
+    how: dict[str, Any] = {"hosts": hosts}
+    if mutant is not None:
+        how = {"parts": mutant.parts, "settings": mutant.settings, "hosts": mutant.hosts}
     started, began = time.perf_counter(), time.process_time()
     for seed in seeds:
         outcome = run_seed(seed, **how)
@@ -100,13 +107,13 @@ def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False
     return tally
 
 
-def play_seeds_in_parallel(seeds: range, *, jobs: int) -> Iterator[SeedTally]:
+def play_seeds_in_parallel(seeds: range, *, jobs: int, hosts: bool = False) -> Iterator[SeedTally]:
     """Run `seeds` in several processes; yield the tally after each chunk."""
     total = SeedTally()
     started = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
-        for done in as_completed([pool.submit(play_seeds, chunk) for chunk in chunks]):
+        for done in as_completed([pool.submit(play_seeds, chunk, hosts=hosts) for chunk in chunks]):
             total.add(done.result())
             total.wall_seconds = time.perf_counter() - started
             yield total

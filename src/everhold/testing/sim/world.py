@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from everhold.errors import OutcomeUnknown, StoreBusy
 from everhold.testing.sim.loop import SimLoop
 from everhold.testing.sim.power_loss import DiskPower
 from everhold.testing.sim.profile import CLOCK_JUMPS_SECONDS, SimProfile
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 EPOCH: Final = 1_800_000_000.0
 MAX_STALL_SECONDS: Final = 400.0
+MAX_HANG_SECONDS: Final = 30.0
+"""How long a call may take that does not reach the store."""
 _SESSION_PATTERN: Final = re.compile(r"\b[0-9a-hjkmnp-tv-z]{26}\b")
 
 
@@ -159,6 +162,9 @@ class SimWorld:
     def draw_stall_seconds(self) -> float:
         return self._fate.choice((0.5, 5.0, 40.0, MAX_STALL_SECONDS)) * self._fate.random()
 
+    def draw_partition_seconds(self) -> float:
+        return self._fate.choice((2.0, 20.0, 100.0, MAX_STALL_SECONDS)) * self._fate.random()
+
     def draw_chance(self, likely: float) -> bool:
         """Draw whether a fault of this probability happens now."""
         return not self.calm and likely > 0 and self._fate.random() < likely
@@ -251,7 +257,8 @@ class SimLogger:
 
     def error(self, event: str, /, **fields: object) -> None:
         self._record(event, fields)
-        self.complaints.append(f"{self.who} reported {event}: {fields.get('error')!r}")
+        if not isinstance(fields.get("error"), StoreBusy | OutcomeUnknown):  # the world cut the host off
+            self.complaints.append(f"{self.who} reported {event}: {fields.get('error')!r}")
 
     def bind(self, **fields: object) -> SimLogger:
         return SimLogger(self.world, self.who, self.complaints, {**self.bound, **fields})
