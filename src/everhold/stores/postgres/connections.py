@@ -106,12 +106,15 @@ class ReadPool:
         self._idle: list[PgConnection] = []
         self._free = asyncio.Semaphore(size)
         self._is_closed = False
+        self.round_trips = 0
+        """How often a connection was lent. Nearly every read is one round trip."""
 
     @asynccontextmanager
     async def lend_connection(self) -> AsyncIterator[PgConnection]:
         async with self._free:
             if self._is_closed:
                 raise StoreError("the store is closed")
+            self.round_trips += 1
             connection = self._idle.pop() if self._idle else await self._connector.connect()
             try:
                 yield connection

@@ -657,6 +657,10 @@ class PostgresStore:
     ) -> StoreAudit:
         return await checks.audit_snapshot(self._connector, session, report_progress)
 
+    def count_round_trips(self) -> int:
+        """Return how often this store has waited for the server so far, for tests and benches."""
+        return self.writer.statistics.round_trips + self._claims.round_trips + self._reads.round_trips
+
     async def close(self) -> None:
         self._is_closed = True
         await self.writer.close()
