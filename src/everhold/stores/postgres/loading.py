@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import psycopg
 
 from everhold.core.commit_rules import StoreNeeds
 from everhold.core.entries import Began, EntryKind, Heard, Took, decode_body
@@ -25,7 +26,7 @@ from everhold.core.store_rows import (
     WorkingSet,
 )
 from everhold.ports.store import InFlightBatch, PeerRecord
-from everhold.stores.postgres.connections import PgConnection, run_pipeline
+from everhold.stores.postgres.connections import PgConnection, encode_arrays, run_pipeline
 from everhold.stores.postgres.sessions import GENERATION
 
 POS_BITS: Final = 16
@@ -250,9 +251,13 @@ async def run_reads(connection: PgConnection, plan: Sequence[PlannedRead]) -> di
     async with run_pipeline(connection):
         for name, sql, values in plan:
             cursor = connection.cursor(binary=True)
-            await cursor.execute(sql, values or None)
+            await cursor.execute(sql, encode_arrays(values) if values else None)
             cursors.append((name, cursor))
-    return {name: await cursor.fetchall() for name, cursor in cursors if cursor.description is not None}
+    return {name: await cursor.fetchall() for name, cursor in cursors if _has_rows(cursor)}
+
+
+def _has_rows(cursor: psycopg.AsyncCursor[Any]) -> bool:
+    return cursor.pgresult is not None and cursor.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
 
 
 async def load_batch(

@@ -59,7 +59,8 @@ from everhold.stores.postgres.loading import Rows, run_reads
 from everhold.stores.postgres.migrate import PostgresMigration, StoreInformation, list_migrations, prepare_schema
 from everhold.stores.postgres.writer import MAX_ATTEMPTS, RETRY_SECONDS, GroupWriter
 
-WRITE_CONNECTIONS: Final = 4
+WRITE_CONNECTIONS: Final = 2
+"""More of them make smaller groups, and a commit costs the server and this process about the same whatever its size."""
 READ_CONNECTIONS: Final = 4
 MAX_SEQ: Final = 2**63 - 1
 PENDING_PAGE: Final = MAX_TURN_MESSAGES + 1

@@ -20,7 +20,7 @@ from everhold.core.commit_rules import apply_change, list_needs
 from everhold.errors import Conflict, EverholdError, OutcomeUnknown, Refused, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, CommitResult
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector, run_pipeline
+from everhold.stores.postgres.connections import PgConnection, PostgresConnector, encode_arrays, run_pipeline
 from everhold.stores.postgres.errors import (
     INVALID_VALUE_ERRORS,
     REPEATABLE_ERRORS,
@@ -235,12 +235,12 @@ class CommitQueue:
         try:
             async with run_pipeline(connection):
                 for sql, values in writes:
-                    await connection.cursor(binary=True).execute(sql, values)
+                    await connection.cursor(binary=True).execute(sql, encode_arrays(values))
                 await connection.execute("commit", prepare=False)
             if durable and self._warnings:
                 raise CommitUnconfirmed(self._warnings[0])
         except CommitUnconfirmed as error:
-            raise StoreError(
+            raise OutcomeUnknown(
                 f"the server committed without a confirmation of its standby: {error}",
                 remedy="repeat the change, because a failover may lose it",
             ) from error
