@@ -75,6 +75,8 @@ BACKUP_POLL_SECONDS: Final = 60.0
 PAIRING_TIDY_SECONDS: Final = 600.0
 """How often the names of strangers are deleted whose code has expired."""
 """How often the app checks whether a backup is due."""
+SHARED_RECORDS_SECONDS: Final = 2.0
+"""How often a host looks for what others were told. Messages are decided by what is true when they are committed."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
 """How often the search index catches up. A search does not wait for this, because it catches up itself first."""
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -427,6 +429,8 @@ class GatewayApp:
             ("rebuilding", self.memory_admin.rebuilder.keep_rebuilding),
             ("disk_guard", self.disk_guard.watch_space),
             ("pairing", self._keep_tidying_pairing),
+            ("held", self._keep_taking_over),
+            ("shared_records", self._keep_shared_records),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -807,6 +811,18 @@ class GatewayApp:
         for name, tool in self.plugin_tools.list_named_tools(settings, sections, taken=taken):
             found.add(name, {tool.spec.name: tool}, least=PersonRole.MEMBER)
         return found
+
+    async def _keep_taking_over(self) -> None:
+        if self.role == "gateway":
+            await self.held_messages.keep_taking_over()
+
+    async def _keep_shared_records(self) -> None:
+        """Notice what other hosts were told: silenced chats, for the status, and confirmed tools."""
+        while not self.store.is_exclusive:
+            await asyncio.sleep(SHARED_RECORDS_SECONDS)
+            if await self.admission.shared_records.refresh():
+                for server in self.agents.settings.mcp:
+                    self.mcp.recheck(server)
 
     async def _keep_tidying_pairing(self) -> None:
         """Delete the names of strangers who were not admitted."""

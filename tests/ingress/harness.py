@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +46,24 @@ class ManualClock:
 class IngressHarness:
     """Sends messages through admission and accept, and reads what was stored."""
 
-    def __init__(self, path: Path, config: str = CONFIG, *, seed: int = 0) -> None:
-        """`seed` makes the ids of another process differ."""
+    def __init__(
+        self,
+        path: Path,
+        config: str = CONFIG,
+        *,
+        seed: int = 0,
+        exclusive: bool = True,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`seed` makes the ids of another process differ; `now` is the clock of the store."""
         self.settings: Settings = parse_settings(config)
         self.clock = ManualClock()
+        self.owner = f"test {seed}"
         self.log = RecordingLogger()
         self.chance = SeededRandom(seed)
-        self.store = SqliteStore.open(path / "log.db", chance=SeededRandom(seed))
+        self.store = SqliteStore.open(path / "log.db", chance=SeededRandom(seed), exclusive=exclusive, now=now)
         self.fake, self.other = FakePlatform(), FakePlatform(name="other")
-        gates = Gates(store=self.store, clock=self.clock, chance=SeededRandom(seed), log=self.log, owner=f"test {seed}")
+        gates = Gates(store=self.store, clock=self.clock, chance=SeededRandom(seed), log=self.log, owner=self.owner)
         self.accept = MessageAcceptor(gates, admit=lambda incoming: self.admission(incoming), wakeups=Wakeups())
         self.admission = self.open_admission()
         self.said = 0

@@ -48,14 +48,14 @@ class FilePlatform(FakePlatform):
 
 
 class FileHarness(QuotaHarness):
-    def __init__(self, path: Path, quotas: str = "{}") -> None:
+    def __init__(self, path: Path, quotas: str = "{}", **how: Any) -> None:
         self.files = FilePlatform()
-        super().__init__(path, quotas)
+        super().__init__(path, quotas, **how)
 
     def restart(self) -> None:
         super().restart()
         self.acceptor = self.accept
-        gates = Gates(store=self.store, clock=self.clock, chance=self.chance, log=self.log, owner="test")
+        gates = Gates(store=self.store, clock=self.clock, chance=self.chance, log=self.log, owner=self.owner)
         self.held = HeldMessages(
             gates,
             acceptor=self.acceptor,

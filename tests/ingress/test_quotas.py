@@ -21,13 +21,13 @@ from tests.ingress.harness import CONFIG, IngressHarness
 class QuotaHarness(IngressHarness):
     """An ingress with quotas. `restart` makes the objects of another process on the same store."""
 
-    def __init__(self, path: Path, quotas: str) -> None:
-        super().__init__(path, CONFIG + f"quotas: {quotas}\n")
+    def __init__(self, path: Path, quotas: str, **how: Any) -> None:
+        super().__init__(path, CONFIG + f"quotas: {quotas}\n", **how)
         self.today = "2026-11-18"
         self.restart()
 
     def restart(self) -> None:
-        gates = Gates(store=self.store, clock=self.clock, chance=self.chance, log=self.log, owner="test")
+        gates = Gates(store=self.store, clock=self.clock, chance=self.chance, log=self.log, owner=self.owner)
         self.quotas = MessageQuotas(
             self.store,
             settings=lambda: self.settings.quotas,

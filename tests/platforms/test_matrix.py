@@ -131,6 +131,13 @@ async def test_a_homeserver_with_endless_history_is_left(
     await harness.restart()
     await harness.wait_until_heard("meanwhile 4")
     assert sum(name == "messages" for name, _ in remote.proxy.calls) == 6
+    healthy = harness.healthy_reports
+    for number in range(2):  # the second time after a restart
+        await remote.write(f"later {number}", to=remote.chat)
+        await harness.wait_until_heard(f"later {number}")
+        assert "more was missed" in harness.troubles[-1], "the status goes on to say so"
+        assert harness.healthy_reports == healthy
+        await harness.restart()
 
 
 async def test_a_room_whose_members_are_too_many_to_read_counts_as_a_group(

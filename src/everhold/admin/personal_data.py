@@ -34,6 +34,7 @@ _PERSONAL_NAMESPACES: Final = (
     StateNamespace.DM_OWNER,
     StateNamespace.HELD_MESSAGE,
     StateNamespace.QUOTA,
+    StateNamespace.API_ANSWER,
 )
 """State records that belong to one identity and may contain a display name."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from everhold.api.errors import ApiError, build_limited_error, format_retry_afte
 from everhold.api.idempotency import TaskKey
 from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, ReplyText, follow_reply
 from everhold.api.request import PERSON_HEADER, ApiCall, decode_header
+from everhold.api.shared_answers import SharedAnswers
 from everhold.core.budget import list_turn_budgets
 from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
 from everhold.core.people import build_identity
@@ -171,8 +172,9 @@ async def _stream_model_reply(call: ApiCall, asked: OpenAIQuery) -> AsyncIterato
     if key:
         digest = hashlib.sha256(call.raw_body).digest()
         sender = call.caller.resolve_sender(get_header(call, PERSON_HEADER))
+        known = TaskKey(call.caller.account, sender, key)
         task = call.context.idempotent_tasks.start(
-            TaskKey(call.caller.account, sender, key), digest, lambda: _call_model(call, asked, pieces)
+            known, digest, lambda: _answer_once(call, known, digest, lambda: _call_model(call, asked, pieces))
         )
     else:
         task = asyncio.get_running_loop().create_task(_call_model(call, asked, pieces))
@@ -184,6 +186,15 @@ async def _stream_model_reply(call: ApiCall, asked: OpenAIQuery) -> AsyncIterato
     finally:
         if not key and not task.done():
             task.cancel()
+
+
+async def _answer_once(
+    call: ApiCall, key: TaskKey, digest: bytes, work: Callable[[], Awaitable[FinalReply]]
+) -> FinalReply:
+    """Answer by `work`, or with the answer of another host. A repeat at another host receives the answer as a whole."""
+    if call.context.store.is_exclusive:
+        return await work()
+    return await SharedAnswers(call.context.control.gates).answer_once(key, digest, work)
 
 
 async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[ReplyGrowth | None]) -> FinalReply:

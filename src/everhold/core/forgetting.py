@@ -106,7 +106,7 @@ def is_record_of(record: StateRecord, names: Collection[str], *, chats: Collecti
             return f"{platform}:{record.value}" in names
         case StateNamespace.IDENTITY_LINK:
             return record.key in names or _read_field(record, "other") in names
-        case StateNamespace.HELD_MESSAGE:
+        case StateNamespace.HELD_MESSAGE | StateNamespace.API_ANSWER:
             return _read_field(record, "identity") in names
         case StateNamespace.QUOTA:
             return record.key in chats or record.key.removeprefix(f"{SubjectKind.SENDER}:") in names

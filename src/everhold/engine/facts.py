@@ -35,11 +35,15 @@ class FactCache:
 
     async def list_valid(self, agent: str, audience: Collection[str]) -> list[Fact]:
         """Return the valid facts that everybody in an audience may see."""
-        people = await self.store.get_people()
-        return select_valid_facts(await self.list_versions(agent), people.expand_audience(audience))
+        facts, people = await self._load_versions(agent)
+        return select_valid_facts(facts, people.expand_audience(audience))
 
     async def list_versions(self, agent: str) -> list[Fact]:
         """Return every version of every fact of an agent."""
+        return (await self._load_versions(agent))[0]
+
+    async def _load_versions(self, agent: str) -> tuple[list[Fact], PeopleDirectory]:
+        """Return every version of every fact of an agent, and the people with whom they were computed."""
         await self._read_new_notes()
         people = await self.store.get_people()
         if people.version != self._people_version:
@@ -48,7 +52,7 @@ class FactCache:
         if agent not in self._facts_by_agent:
             notes = self._notes.get(agent, {}).values()
             self._facts_by_agent[agent] = build_fact_versions(notes, agent=agent, people=people)
-        return self._facts_by_agent[agent]
+        return self._facts_by_agent[agent], people
 
     async def get_people(self) -> PeopleDirectory:
         return await self.store.get_people()
@@ -56,14 +60,14 @@ class FactCache:
     async def find_retracted(self, agent: str, entries: Iterable[Entry]) -> set[tuple[str, int]]:
         """Return the places of those notes among the entries that were replaced or taken back."""
         noted = [entry for entry in entries if isinstance(entry.body, Noted)]
-        facts = await self.list_versions(agent) if noted else []
-        people = await self.store.get_people()
+        if not noted:
+            return set()
+        facts, people = await self._load_versions(agent)
         return {(entry.session, entry.seq) for entry in noted if not self._is_in_force(entry, facts, people)}
 
     async def list_retracted_texts(self, agent: str) -> frozenset[str]:
         """Return the texts of notes that were replaced or taken back, and that no note in force has."""
-        facts = await self.list_versions(agent)
-        people = await self.store.get_people()
+        facts, people = await self._load_versions(agent)
         valid = {it.text.strip() for it in facts if it.valid_until is None}
         gone = {it.text.strip() for it in facts if it.valid_until is not None}
         for entry in self._plain_notes.get(agent, {}).values():

@@ -546,7 +546,7 @@ class WorkerSupervisor:
             in_doubt_policy=runtimes.get_in_doubt_policy(consumers.memory_consumer(instance), claim.agent),
             instance=instance,
             choose_name=functools.partial(runtime.choose_memory_name, instance),
-            rate_limit=self.backfill_rate_limits.setdefault(instance, backfill.BackfillRateLimit()),
+            rate_limit=self._get_backfill_rate_limit(instance),
             order=order,
             notes=runtime.note_cache,
             peers=self.peers,
@@ -598,6 +598,14 @@ class WorkerSupervisor:
         rests = await worker.run()
         await memory.announce_switches(claim, upto=worker.settled_upto_seq)
         return rests
+
+    def _get_backfill_rate_limit(self, instance: str) -> backfill.BackfillRateLimit:
+        found = self.backfill_rate_limits.get(instance)
+        if found is None:
+            is_alone = self.gates.store.is_exclusive
+            shared = None if is_alone else backfill.SharedBackfillRateLimit(self.gates, instance)
+            found = self.backfill_rate_limits[instance] = shared or backfill.BackfillRateLimit(self.gates)
+        return found
 
     async def _put_back_unattached(self, claim: Claim, instance: str) -> bool:
         await self._release_cursor(claim, f"memory {instance} is not attached", seconds=UNAVAILABLE_RETRY_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -40,6 +40,7 @@ from everhold.ports.store import (
     Change,
     CommitResult,
     FirstSeen,
+    PeerRecord,
     SessionOpening,
     StateNamespace,
     StateWrite,
@@ -386,7 +387,11 @@ class MessageAcceptor:
         if left:
             rebound = Changed(change=AddressBound(address=stamp.address, previous=left, by="unlink"))
             entries = (EntryDraft(body=rebound, author="system"), *entries)
-        peers = await self.peers.list_first_records(admission.agent, admission.identity) if self.peers else ()
+        peers: Sequence[PeerRecord] = ()
+        if self.peers is not None:
+            peers = await self.peers.list_first_records(
+                admission.agent, admission.identity, people_version=admission.people_version
+            )
         state_writes: tuple[StateWrite, ...] = ()
         known_offset: OffsetVersion | None = None
         if incoming.offset is not None:
@@ -409,7 +414,7 @@ class MessageAcceptor:
             account=None if incoming.offset is None else incoming.offset.claim,
             state_seen=self._find_state_seen(admission),
             first_seen=self._make_first_seen(admission) if admission.is_new_identity else (),
-            peers=peers,
+            peers=tuple(peers),
             blobs=incoming.files,
         )
         try:

@@ -41,6 +41,9 @@ from everhold.ports.store import StateNamespace, StateRecord, StateWrite, make_s
 ADAPTER_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
 """Errors of an adapter that concern only the file. The chat must not wait for it for ever."""
 LONGEST_WAIT_SECONDS: Final = 60.0
+MOST_NUMBER_CONFLICTS: Final = 100
+TAKE_OVER_SECONDS: Final = 5.0
+"""How often a host looks for messages that a dead host held."""
 ChatKey = tuple[str, str, str]
 
 
@@ -52,6 +55,8 @@ class HeldMessage(StoredRecord, frozen=True, kw_only=True):
     """Whose message it is, for forgetting."""
     incoming: IncomingMessage
     decision: AdmissionDecision
+    host: str = ""
+    """The process that downloads its files."""
 
 
 class _QueuedMessage:
@@ -108,12 +113,24 @@ class HeldMessages:
         return await self._hold(incoming)
 
     async def resume(self) -> int:
-        """Continue with the messages that an earlier process held. Return their number."""
-        records = await self._gates.store.list_state_records(StateNamespace.HELD_MESSAGE)
+        """Continue with the messages that an earlier process held, or a host that died. Return their number."""
+        store, count = self._gates.store, 0
+        alive = set() if store.is_exclusive else {it.host.id for it in await store.list_hosts() if it.is_alive}
+        own = {(it.record.scope, it.record.key) for queue in self._queues.values() for it in queue.messages}
+        records = await store.list_state_records(StateNamespace.HELD_MESSAGE)
         for record in sorted(records, key=lambda it: it.key):
             self._last_number = max(self._last_number, int(record.key))
-            self._enqueue(msgspec.json.decode(record.value, type=HeldMessage), record)
-        return len(records)
+            held = msgspec.json.decode(record.value, type=HeldMessage)
+            if held.host not in alive and (record.scope, record.key) not in own:
+                self._enqueue(held, record)
+                count += 1
+        return count
+
+    async def keep_taking_over(self) -> None:
+        """Continue with the messages of hosts that die. Two hosts that do so accept each of them once, in order."""
+        while not self._gates.store.is_exclusive:
+            await asyncio.sleep(TAKE_OVER_SECONDS)
+            await self.resume()
 
     async def close(self) -> None:
         """Stop all downloads. The messages stay stored, and the next process continues."""
@@ -172,12 +189,39 @@ class HeldMessages:
         if dedup is not None and chat_queue is not None and dedup in chat_queue.keys:
             await self._acceptor.commit_offset_only(incoming)
             return AcceptResult(outcome="duplicate")
-        self._last_number += 1
-        number = f"{self._last_number:020d}"
+        result, write = await self._commit_held(incoming)
+        if write is not None and write.value is not None:
+            record = await self._gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
+            if record is not None:
+                self._enqueue(msgspec.json.decode(write.value, type=HeldMessage), record)
+        return result
+
+    async def _commit_held(self, incoming: IncomingMessage) -> tuple[AcceptResult, StateWrite | None]:
+        """Commit a message under the next number."""
+        conflicts = 0
+        while True:
+            self._last_number += 1
+            try:
+                return await self._acceptor.hold(incoming, self._prepare_write(incoming))
+            except Conflict:  # another host has used the number
+                conflicts += 1
+                if conflicts == MOST_NUMBER_CONFLICTS:
+                    raise
+                records = await self._gates.store.list_state_records(StateNamespace.HELD_MESSAGE)
+                self._last_number = max((int(it.key) for it in records), default=self._last_number)
+
+    def _prepare_write(self, incoming: IncomingMessage) -> Callable[[AdmissionDecision], StateWrite]:
+        origin, number = incoming.origin, f"{self._last_number:020d}"
 
         def build_write(decision: AdmissionDecision) -> StateWrite:
             kept = strip_surrogates_deep(structs.replace(incoming, offset=None, state_write=None))
-            held = HeldMessage(at=self._gates.clock.now(), identity=decision.identity, incoming=kept, decision=decision)
+            held = HeldMessage(
+                at=self._gates.clock.now(),
+                identity=decision.identity,
+                incoming=kept,
+                decision=decision,
+                host=self._gates.owner,
+            )
             return StateWrite(
                 namespace=StateNamespace.HELD_MESSAGE,
                 scope=make_state_scope(origin.platform, origin.account),
@@ -186,12 +230,7 @@ class HeldMessages:
                 version=0,
             )
 
-        result, write = await self._acceptor.hold(incoming, build_write)
-        if write is not None and write.value is not None:
-            record = await self._gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
-            if record is not None:
-                self._enqueue(msgspec.json.decode(write.value, type=HeldMessage), record)
-        return result
+        return build_write
 
     def _enqueue(self, held: HeldMessage, record: StateRecord) -> None:
         origin = held.incoming.origin

@@ -51,6 +51,8 @@ MAX_METERS: Final = 20_000
 MAX_REPORTED: Final = 1_000
 RECOUNT_SECONDS: Final = 1.0
 """How often waiting messages are counted in the store while a sender is at the limit."""
+SHARED_RECOUNT_SECONDS: Final = 5.0
+"""How often they are counted if other hosts accept messages, too."""
 WAITING_RETRY_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 86_400.0
 
@@ -147,6 +149,7 @@ class MessageQuotas:
         self._meters: dict[QuotaSubject, SubjectMeter] = {}
         self._known: dict[tuple[str, str, str, str], tuple[SubjectMeter, SubjectMeter, SubjectMeter]] = {}
         self._counted = False
+        self._counted_at = 0.0
         self._purged_day = ""
         self.refused: Counter[QuotaName] = Counter()
         """The number of refused messages by quota, since the process began."""
@@ -214,7 +217,7 @@ class MessageQuotas:
         return None
 
     async def _take_waiting(self, charge: MessageCharge, now: float) -> QuotaRefusal | None:
-        if not self._counted:
+        if not self._counted or (not self._store.is_exclusive and now - self._counted_at >= SHARED_RECOUNT_SECONDS):
             await self._count_waiting()
         refusal = _find_waiting_refusal(charge)
         if refusal is not None and self._may_recount(refusal, now):
@@ -327,7 +330,7 @@ class MessageQuotas:
 
     async def _count_waiting(self) -> None:
         """Count in the store which messages wait. Messages that are being committed may be missing."""
-        self._counted = True
+        self._counted, self._counted_at = True, self._clock.monotonic()
         messages: Counter[QuotaSubject] = Counter()
         sizes: Counter[QuotaSubject] = Counter()
         for row in (*await self._store.list_waiting(), *self.list_held()):

@@ -55,7 +55,9 @@ class ScheduleRunner:
 
     async def fire_due(self) -> float:
         """Fire the due schedules; return the seconds until the next check."""
-        now, zone = self._clock.now(), self._zone()
+        # Hosts fire the same schedules, and their clocks differ. The store's clock is the same for all.
+        now = self._clock.now() if self._store.is_exclusive else await self._store.get_time()
+        zone = self._zone()
         wait = POLL_SECONDS
         for kept, schedule in await self._load_records():
             if schedule.off:

@@ -217,7 +217,11 @@ class GatewayProcess:
         gateway.runtimes.notes = FactCache(self.store)
         self.wakeups = Wakeups()
         self.supervisor = WorkerSupervisor(
-            self.gates, runtimes=gateway.runtimes, wakeups=self.wakeups, roles=gateway.roles
+            self.gates,
+            runtimes=gateway.runtimes,
+            wakeups=self.wakeups,
+            roles=gateway.roles,
+            has_no_rivals=False,  # a process that was replaced may still run
         )
         self.accept = MessageAcceptor(
             self.gates, admit=gateway.admit_message, wakeups=self.wakeups, peers=self.supervisor.peers

@@ -21,6 +21,7 @@ from everhold.engine.facts import FactCache
 from everhold.engine.gates import Gates
 from everhold.engine.memory.destination import MAX_BATCH_ITEMS, PAGE_ENTRIES, MemoryDestination
 from everhold.engine.outbox.delivery import BatchScan
+from everhold.engine.state_updates import update_state_record
 from everhold.ports.store import Change, Claim, DeliveryItem, Session, StateNamespace, StateWrite, Step, Store, Wakeup
 
 DEFAULT_ITEMS_PER_MINUTE: Final = 60
@@ -59,14 +60,37 @@ class BackfillRateLimit:
     batch may come early.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gates: Gates) -> None:
+        self.gates = gates
         self.free_at = float("-inf")
 
-    def get_wait_seconds(self, now: float) -> float:
-        return max(0.0, self.free_at - now)
+    async def get_wait_seconds(self) -> float:
+        return max(0.0, self.free_at - self.gates.clock.monotonic())
 
-    def count_items(self, items: int, per_minute: int, now: float) -> None:
-        self.free_at = max(self.free_at, now) + items * 60.0 / per_minute
+    async def count_items(self, items: int, per_minute: int) -> None:
+        self.free_at = max(self.free_at, self.gates.clock.monotonic()) + items * 60.0 / per_minute
+
+
+class SharedBackfillRateLimit(BackfillRateLimit):
+    """The same for all hosts of a store. Each of them may send one batch early."""
+
+    def __init__(self, gates: Gates, instance: str) -> None:
+        super().__init__(gates)
+        self.instance = instance
+
+    async def get_wait_seconds(self) -> float:
+        record = await self.gates.store.get_state_record(StateNamespace.BACKFILL_RATE, self.instance)
+        return 0.0 if record is None else max(0.0, float(record.value) - await self.gates.store.get_time())
+
+    async def count_items(self, items: int, per_minute: int) -> None:
+        now, seconds = await self.gates.store.get_time(), items * 60.0 / per_minute
+        await update_state_record(
+            self.gates.store,
+            StateNamespace.BACKFILL_RATE,
+            self.instance,
+            at=self.gates.clock.now(),
+            decide=lambda free_at: repr(max(float(free_at or 0.0), now) + seconds),
+        )
 
 
 class BackfillDestination(MemoryDestination):
@@ -92,10 +116,9 @@ class BackfillDestination(MemoryDestination):
         return await select_valid_entries(self.store, self.notes, session, places)
 
     async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
-        now = self.gates.clock.monotonic()
         # Entries after the end of the range do not keep this cursor due.
         last = (await self.store.get_session(claim.session)).last_seq
-        if (seconds := self.rate_limit.get_wait_seconds(now)) > 0:
+        if (seconds := await self.rate_limit.get_wait_seconds()) > 0:
             return BatchScan(batch=None, scanned_upto_seq=last, wait_seconds=seconds)
         if after == self.order.stood:
             after = self.order.after
@@ -104,7 +127,7 @@ class BackfillDestination(MemoryDestination):
         self._done = await _list_backfilled_seqs(self.store, claim.session, self.instance) | {item.seq for item in done}
         look = await super().next_batch(claim, after=after, done=done)
         if look.batch is not None:
-            self.rate_limit.count_items(len(look.batch.items), self.order.per_minute, now)
+            await self.rate_limit.count_items(len(look.batch.items), self.order.per_minute)
         return structs.replace(look, scanned_upto_seq=last)
 
 

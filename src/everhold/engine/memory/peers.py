@@ -71,7 +71,7 @@ class PeerRegistry:
         if nothing has changed.
         """
         present = (self._get_revision(), (await self.store.get_people()).version)
-        if self._settled[0] is present[0] and self._settled[1] == present[1]:
+        if self._is_settled(present[1]):
             return
         pairs = {(row.memory, row.agent) for row in await self.store.list_peers()}
         for memory, agent in sorted(pairs):
@@ -79,6 +79,9 @@ class PeerRegistry:
         self._known.clear()
         self._settled = present
         await self._check_aliases(pairs)
+
+    def _is_settled(self, people_version: int | None) -> bool:
+        return self._settled[0] is self._get_revision() and self._settled[1] == people_version
 
     async def settle_memory(self, memory: str, agent: str) -> None:
         """Like `settle`, for one memory of one agent."""
@@ -108,9 +111,13 @@ class PeerRegistry:
                 self._gates.log.warning("peer.ambiguous", memory=memory, alias=key, identities=list(identities))
         self.alias_problems = found
 
-    async def list_first_records(self, agent: str, identity: str) -> tuple[PeerRecord, ...]:
-        """Return the records to commit with a message of an identity, for the memories in which it has no peer yet."""
-        await self.settle()
+    async def list_first_records(
+        self, agent: str, identity: str, *, people_version: int | None = None
+    ) -> tuple[PeerRecord, ...]:
+        """Return the records to commit with a message of an identity, for the memories in which it has no peer yet. The
+        message was admitted with the people of `people_version`."""
+        if not self._is_settled(people_version):
+            await self.settle()
         if not identity or (agent, identity) in self._known:
             return ()
         found = []

@@ -237,6 +237,8 @@ async def judge_places(
     A memory may not know yet that an entry was undone or taken back, but the log does.
     """
     cited = await store.get_cited_entries(places) if places else {}
+    if not cited:
+        return {}
     present = (await store.get_people()).expand_audience(audience)
     retracted = (
         await notes.find_retracted(agent, (it.entry for it in cited.values() if it.agent == agent)) if notes else set()

@@ -52,6 +52,10 @@ SUCCESSOR_KEY_PREFIX: Final = "heir/"
 MAX_ROOM_UPGRADES: Final = 20
 """How many replacements of a room are followed. Rooms may replace each other in a circle."""
 MAX_GAP_BYTES: Final = 100_000_000
+UNHEARD_KEY: Final = "unheard"
+"""The record of the newest time at which messages could not be read back, and of their room."""
+UNHEARD_SHOWN_SECONDS: Final = 7 * 86_400.0
+"""How long the status of the account shows it."""
 """How much of a room is read back at most after a pause. All of it is held in memory until the oldest is found."""
 MIN_PAGE_BYTES: Final = 10_000
 """What a page counts at least, so that a homeserver with endless short pages is left at some time."""
@@ -91,6 +95,8 @@ class MatrixPlatform:
         """Rooms that the account sent to -> the room that replaced them, or an empty text."""
         self._rate_limited_until: dict[str, float] = {}
         """Room -> the time until which the homeserver's rate limit holds."""
+        self._unheard = -UNHEARD_SHOWN_SECONDS, ""
+        """When messages could last not be read back, and of which room."""
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -107,6 +113,9 @@ class MatrixPlatform:
 
     async def listen(self, accept: AcceptMessage) -> None:
         failures = 0
+        if unheard := await self._account_context.offsets.read(UNHEARD_KEY):
+            at, _, chat = unheard.partition(" ")
+            self._unheard = float(at), chat
         since = await self._account_context.offsets.read(SYNC_POSITION_KEY)
         asked = self._context.clock.monotonic()
         known = since is None  # a first sync shows invitations anyway
@@ -150,8 +159,24 @@ class MatrixPlatform:
                 error.message, "the last day is read again; older messages that were not heard are missing"
             )
             return sync, LOST_POSITION
-        self._account_context.report()
+        self._report_health()
         return sync, since
+
+    def _report_health(self) -> None:
+        """Report that the account works, and for some days what was missed for good, because a person should look."""
+        at, chat = self._unheard
+        if self._context.clock.now() - at < UNHEARD_SHOWN_SECONDS:
+            self._account_context.report(
+                f"{chat}: more was missed than can be read back",
+                "older messages of this room are not heard: look there; this is shown for seven days",
+            )
+        else:
+            self._account_context.report()
+
+    async def _record_unheard(self, chat: str) -> None:
+        self._unheard = self._context.clock.now(), chat
+        await self._account_context.offsets.advance(UNHEARD_KEY, f"{self._unheard[0]} {chat}")
+        self._report_health()
 
     async def _report_failure(self, error: EverholdError, failures: int) -> None:
         """Report the failure and wait, longer each time."""
@@ -220,9 +245,7 @@ class MatrixPlatform:
             size += max(MIN_PAGE_BYTES, len(msgspec.json.encode(chunk)))
             if size > MAX_GAP_BYTES:
                 self._log.warning("gap.closed", chat=chat, found=len(found), error=f"more than {MAX_GAP_BYTES:,} bytes")
-                self._account_context.report(
-                    f"{chat}: more was missed than can be read back", "older messages of this room are not heard"
-                )
+                await self._record_unheard(chat)
                 break
             recent = parsing.filter_recent(chunk) if end == LOST_POSITION else chunk
             found += recent
