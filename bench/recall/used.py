@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Struct, structs
 
 from bench.gateway import CONFIG, CREDENTIAL, Gateway, model
@@ -41,6 +40,7 @@ from everhold.core.entries import (
     Stamp,
     Thought,
 )
+from everhold.core.recall_blobs import pack_record
 from everhold.core.tokens import weigh_text
 from everhold.engine.memory.recall import recall_for_turn
 from everhold.engine.memory_client import MemoryClient
@@ -225,7 +225,7 @@ async def ask_in_process(
                 stamp=stamp, visible=frozenset({1}),
             )  # fmt: skip
             cpu_ms = (time.process_time() - started) * 1e3
-            record = msgspec.json.encode(recalled.record) if recalled.record else b""
+            record = pack_record(recalled.record) if recalled.record else b""
             query = MemoryQuery(
                 text=question.text, agent="main", session="asking", name="bench", audience=stamp.audience,
                 person=person, limit=20, seen=frozenset({1}),
@@ -239,7 +239,7 @@ async def ask_in_process(
                     at_10=_share(ids[:10], question),
                     at_20=_share(ids[:20], question),
                     tokens=weigh_text(recalled.text),
-                    stored_bytes=len(recalled.text.encode()) + len(record),
+                    stored_bytes=len(recalled.stored_text) + len(record),
                     cpu_ms=cpu_ms,
                 )
             )
@@ -290,7 +290,7 @@ async def ask_over_http(
                 recorded.request("GET", "/last")
                 request = json.loads(recorded.getresponse().read())
                 shown = [str(it["content"]) for it in request["messages"] if it["role"] != "system"]
-                block = "\n".join(text for text in shown if text.startswith("<"))
+                block = next((text[text.index("<recalled ") :] for text in shown if "<recalled " in text), "")
                 answered.append(
                     Answered(
                         kind=question.kind,

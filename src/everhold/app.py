@@ -21,6 +21,7 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
+from everhold.assembly.builtin_toolbox import BuiltinToolbox
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
 from everhold.assembly.stores import open_home_store
@@ -182,6 +183,9 @@ class GatewayApp:
         self.children = ChildProcesses(home.path)
         """Starts the programs that are not trusted."""
         self.plugin_tools = PluginTools(log=log, clock=self.clock, directory=home.path / "tools")
+        self.toolbox = BuiltinToolbox(
+            home=home.path, store=self.store, clock=self.clock, children=self.children, environ=self.environ
+        )
         self.agents = ConfiguredAgents(
             settings,
             store=self.store,
@@ -338,6 +342,7 @@ class GatewayApp:
             set_aside=lambda: list_set_aside(home.backups),
             wipe_index=lambda: self.index.wipe_erased(self.store),
         )
+        self.memory_admin.personal_data.remove_folders = self.toolbox.workspaces.remove_folders_of
 
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
@@ -417,6 +422,7 @@ class GatewayApp:
         await self._apply_people()
         self._connect_agents()
         self.mcp.apply_settings(self.agents.settings.mcp, self.agents.settings.agents.values())
+        await self._probe_machine()
         await model_waits.recheck_all_waits(self.gates, self.agents, self.wakeups)
         for name, work in (
             ("dispatch", self.supervisor.dispatch),
@@ -604,6 +610,7 @@ class GatewayApp:
             *self.watcher.settings.problems,
             *self.mcp.list_problems(),
             *self.plugin_tools.list_problems(),
+            *self.toolbox.list_problems(self.agents.settings.agents.values()),
             *self.agents.memories.list_problems(),
             *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
@@ -618,7 +625,8 @@ class GatewayApp:
 
     def _list_risks(self) -> tuple[ConfigProblem, ...]:
         """What works as configured and is dangerous."""
-        return (*self.mcp.list_risks(), *self.agents.memories.list_risks())
+        agents = self.agents.settings.agents.values()
+        return (*self.mcp.list_risks(), *self.toolbox.list_risks(agents), *self.agents.memories.list_risks())
 
     def _list_restart_settings(self, settings: Settings) -> list[str]:
         # the settings of HTTP do not matter to a process that does not serve it
@@ -645,7 +653,13 @@ class GatewayApp:
             self.mcp.apply_settings(settings.mcp, settings.agents.values())
             self.accounts.apply_settings(settings)
             self.tasks.append(asyncio.create_task(self._apply_people(), name="people"))
+            self.tasks.append(asyncio.create_task(self._probe_machine(), name="probe_machine"))
             self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
+
+    async def _probe_machine(self) -> None:
+        """Find out which built-in tools work on this machine, and offer those."""
+        if await self.toolbox.probe_machine(self.agents.settings.agents.values()):
+            self.agents.invalidate(lambda _: True)
 
     async def _apply_people(self) -> None:
         """Link people as configured, and record the names in memories that follow from it."""
@@ -804,6 +818,8 @@ class GatewayApp:
             memory = self._build_builtin_memory(settings.name)
             search = SessionSearchTool(memory, self.store, notes=self.agents.fact_cache)
             found.add("session_search", {"session_search": search})
+        for name, tools in self.toolbox.build_tools(settings).items():
+            found.add(name, tools)
         # What a server or a plug-in says about its tools gives them no rights.
         for name, server_tool in self.mcp.get_tools(settings).items():
             found.add(f"{MCP_PREFIX}{server_tool.server}", {name: server_tool}, least=PersonRole.MEMBER)

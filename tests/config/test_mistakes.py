@@ -101,4 +101,4 @@ def test_an_unknown_tool_is_reported_with_the_known_ones(home: Home, capsys: pyt
     home.config.write_text("agents:\n  main:\n    tools: [web_search]\n")
     assert main(["--home", str(home.path), "config", "check"]) == 0
     said = capsys.readouterr().out
-    assert "there is no tool 'web_search' (there is: attach, memory, send, session_search)" in said
+    assert "there is no tool 'web_search' (there is: attach, files, memory, send, session_search, shell)" in said

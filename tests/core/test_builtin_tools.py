@@ -6,11 +6,11 @@ from everhold.core.builtin_tools import BUILTIN_TOOLS, OWN_WORDS_TOOLS, SELECTAB
 
 
 def test_each_column_has_its_documented_tools() -> None:
-    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send")
-    assert {"memory", "remember", "conclude", "send"} == OWN_WORDS_TOOLS
+    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send", "files", "shell")
+    assert {"memory", "remember", "conclude", "send", "file_write", "file_edit"} == OWN_WORDS_TOOLS
 
 
 def test_a_tool_has_one_row_and_a_reason() -> None:
     names = [tool.name for tool in BUILTIN_TOOLS]
     assert len(names) == len(set(names))
-    assert all(tool.selectable or tool.own_words for tool in BUILTIN_TOOLS)
+    assert all(tool.selectable or tool.part_of in SELECTABLE_TOOLS for tool in BUILTIN_TOOLS)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+import zlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from everhold.core import memory_naming
 from everhold.core.entries import Attachment, Heard, Said, TextPiece
 from everhold.core.erasure import PersonErasure
 from everhold.core.people import IdentityProof, PeoplePlanner
+from everhold.core.recall_blobs import PACKED
 from everhold.engine.state_updates import update_people
 from everhold.errors import Refused, Transient
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex
@@ -166,7 +170,15 @@ def builtin(gateway: InProcessGateway) -> MemoryIndex:
 def everywhere(path: Path, word: str) -> list[str]:
     """The files that hold a word, in any of the forms it is stored in."""
     forms = (word.encode(), word.encode().hex().encode(), word.encode("utf-16-le"))
-    return [file.name for file in path.rglob("*") if file.is_file() and any(it in file.read_bytes() for it in forms)]
+    plain = [file.name for file in path.rglob("*") if file.is_file() and any(it in file.read_bytes() for it in forms)]
+    return [*plain, *(f"a blob of {file.name}" for file in path.rglob("log.db") if holds_packed(file, word))]
+
+
+def holds_packed(file: Path, word: str) -> bool:
+    """Whether what is recorded of recall, which is stored compressed, holds a word."""
+    with contextlib.closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        blobs = [bytes(data) for (data,) in db.execute("select data from blobs")]
+    return any(word.encode() in zlib.decompress(data[1:]) for data in blobs if data.startswith(PACKED))
 
 
 async def collected(found: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:

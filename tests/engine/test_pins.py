@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everhold.core.context import PINS_HEADING
-from everhold.core.entries import Compressed, Heard, Notified, Thought
-from everhold.core.pins import MAX_PIN_TOKENS
+from everhold.core.entries import ChatCommand, ChatLocation, Compressed, Entry, EntryKind, Heard, Notified, Thought
+from everhold.core.pins import MAX_PIN_TOKENS, build_pinned
 from everhold.errors import TooLong
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.testing.fakes import FakeModel
@@ -187,3 +187,26 @@ def test_in_a_shared_group_members_pin_their_own_words_only(wide: InProcessGatew
     assert "owner" in say(wide, f"/unpin {first}", who="bob", **room)
     assert say(wide, "/pins", who="bob", **room).startswith(f"{first} "), "everybody heard it"
     wide.assert_sound()
+
+
+def test_a_pinned_command_shows_what_it_was_given() -> None:
+    body = Heard(
+        origin=ChatLocation(platform="fake", account="main", chat="c"),
+        text="/note use tabs",
+        command=ChatCommand(name="note", argument="use tabs"),
+    )
+    entry = Entry(
+        session="s",
+        seq=1,
+        pos=1,
+        kind=EntryKind.HEARD,
+        op=None,
+        author="person:ada",
+        at=0.0,
+        version=1,
+        body=body,
+        digest=b"",
+    )
+    pinned = build_pinned(entry)
+    assert pinned is not None
+    assert pinned.text == "use tabs"

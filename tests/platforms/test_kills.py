@@ -248,6 +248,8 @@ def run_kills(home: CommandHome, platform: FaultyPlatform, *, seed: int, kills: 
     stayed = time.monotonic()
     for person in PEOPLE:
         write(person)
+    for person in PEOPLE:
+        wait_until_heard(home, remote, sent[person], person)
     wait_until_idle(home)
     counts.settled_seconds = round(time.monotonic() - stayed, 1)
     while planned - platform.count_waiting_faults() < kills:

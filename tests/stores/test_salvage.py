@@ -110,6 +110,18 @@ def test_an_entry_with_a_wrong_digest_is_not_taken(tmp_path: Path) -> None:
     assert any("wrong digests" in line for line in done.left_out)
 
 
+def test_a_file_with_a_wrong_digest_is_not_taken(tmp_path: Path) -> None:
+    home = build_home(tmp_path)
+    damage_page_with(home, b"before-11 ")
+    data = home.store.read_bytes()
+    assert data.count(b"a file") == 1
+    home.store.write_bytes(data.replace(b"a file", b"a fake"))
+    done = restore(home)
+    assert list_texts(home) == EVERYTHING
+    assert apsw.Connection(str(home.store)).execute("select data from blobs").get is None
+    assert "1 files" in done.left_out
+
+
 def test_what_was_erased_after_the_copy_stays_erased(tmp_path: Path) -> None:
     home = build_home(tmp_path)
 

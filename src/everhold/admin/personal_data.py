@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -19,6 +19,7 @@ from everhold.core.forgetting import IdentityStarts, PastEntries, PersonalSelect
 from everhold.core.people import PERSON_MEMBER, PeoplePlanner
 from everhold.core.quotas import SubjectKind, find_quota_account, find_shared_subject
 from everhold.core.recall import RecallRecord, RecallTrace
+from everhold.core.recall_blobs import read_record
 from everhold.core.schedule import Schedule
 from everhold.engine.recall_records import RecallRecords
 from everhold.engine.state_updates import update_people, update_state_record
@@ -61,6 +62,8 @@ class PersonalData:
         self.control = control
         self.gates = control.gates
         self.store = control.store
+        self.remove_folders: Callable[[Collection[str]], Awaitable[int]] | None = None
+        """Deletes the folders of persons, by their ids, and returns how many there were."""
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +190,7 @@ class PersonalData:
                 if not isinstance(entry.body, Thought) or not entry.body.why:
                     continue
                 blob = await self.store.get_blob(entry.body.why)
-                why = msgspec.json.decode(blob, type=RecallRecord) if blob else None
+                why = read_record(blob) if blob else None
                 if why is None:
                     continue
                 if entry.pos <= upto.pos:
@@ -300,6 +303,9 @@ class PersonalData:
         people = await self.store.get_people()
         known = [it for it in people.identities.values() if it.at <= upto.at]
         gone = [it for it in known if it.identity in names]
+        persons = {it.person for it in gone} - {it.person for it in known if it.identity not in names}
+        if self.remove_folders is not None and persons:
+            await self.remove_folders(persons)
         kept = {it.person for it in known if it.identity not in names}
 
         def plan(planner: PeoplePlanner) -> None:

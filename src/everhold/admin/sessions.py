@@ -49,7 +49,7 @@ from everhold.engine import session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntimes
 from everhold.engine.context_cache import PinnedEntry, list_pins, list_turn_entries, load_context_at, load_pinned
 from everhold.engine.gates import Gates, Wakeups
-from everhold.engine.recall_records import RecallRecords
+from everhold.engine.recall_records import RecallRecords, load_recalled_text
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.infra.home import append_line
 from everhold.ports.model import ModelRequest, ToolSpec
@@ -182,10 +182,8 @@ class SessionAdmin:
         stubs = frozenset(thought.body.stubs)
         prompt = await self.store.get_blob(thought.body.prompt) if thought.body.prompt else b""
         offered = await self.store.get_blob(thought.body.tools) if thought.body.tools else b"[]"
-        recalled = await self.store.get_blob(thought.body.recall) if thought.body.recall else b""
-        shown = render_messages(prefix, stubs=stubs) + render_messages(
-            current, stubs=stubs, recalled=(recalled or b"").decode()
-        )
+        recalled, _ = await load_recalled_text(self.store, thought.body.recall)
+        shown = render_messages(prefix, stubs=stubs) + render_messages(current, stubs=stubs, recalled=recalled or "")
         request = build_model_request(
             shown,
             system=(prompt or b"").decode(),

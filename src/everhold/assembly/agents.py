@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.config import AgentSettings, ModelSettings, Settings, build_plugin_settings
 from everhold.config.settings import BUILTIN_MEMORY, OFFLINE_MODEL, PolicySettings, SpendQuotas
+from everhold.config.values import parse_timezone
 from everhold.core.budget import list_turn_budgets
 from everhold.core.consumers import MEMORY, parse_consumer
 from everhold.core.entries import ChatLocation, Stamp
@@ -21,6 +22,7 @@ from everhold.core.memory_pacing import MemoryPacing, parse_write_setting
 from everhold.core.policy import PolicyOutcome, PolicyRule, ScopeOrigin, ScopePlace, ToolPolicy
 from everhold.core.quotas import is_exempt
 from everhold.core.roles import PersonRole
+from everhold.core.wording import format_clock
 from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, TokenMeter
 from everhold.engine.budgets import BudgetLimit
 from everhold.engine.facts import FactCache
@@ -40,6 +42,8 @@ from everhold.ports.tool import Tool
 AmountT = TypeVar("AmountT", int, float)
 
 DEFAULT_TEXT_LIMIT: Final = 4_000
+LOCAL_IDENTITY: Final = "local"
+"""The platform in the identity of a person at a terminal of this machine."""
 
 BASE_PROMPT: Final = (
     "You talk with people through a gateway called everhold. Everything said here is kept, so you may refer to it. "
@@ -197,6 +201,11 @@ class ConfiguredAgents:
         """Today's date in the configured zone, for budgets."""
         return _format_day(int(self.clock.now()), self.settings.zone)
 
+    def _describe_time(self, stamp: Stamp) -> str:
+        """The time as an agent is told it: in the zone of the person who asks."""
+        name = self.settings.person_zones.get(stamp.person, self.settings.timezone)
+        return format_clock(self.clock.now(), parse_timezone(name), name)
+
     # -- building ----------------------------------------------------------------------------------------------------
 
     def _build_runtime(self, settings: AgentSettings, chosen: str) -> AgentRuntime:
@@ -255,6 +264,7 @@ class ConfiguredAgents:
             choose_memory_name=lambda memory, origin: name_memory_session(settings, memory, origin),
             price_usd=self._build_price(asked),
             max_output_tokens=self._find_max_output_tokens(asked),
+            describe_time=self._describe_time,
             zone=self.settings.zone,
             text_limit=self._find_text_limit,
             file_limit=self._find_file_limit,
@@ -323,8 +333,8 @@ class ConfiguredAgents:
     def _is_operator(self, identity: str) -> bool:
         """Return whether an identity is that of an operator: of this machine's user, or of an operator token."""
         platform, _, sender = identity.partition(":")
-        if platform == "terminal":
-            return True
+        if platform == LOCAL_IDENTITY:
+            return sender == self.local_user
         tokens = self.settings.http.tokens
         operators = {self.local_user, *(it.person or it.name for it in tokens if it.role == "operator")}
         return platform == "http" and sender in operators

@@ -250,6 +250,26 @@ class ToolSettings(PluginConfigSection):
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
+class WorkspaceSettings(ConfigSection):
+    path: AbsolutePath | None = None
+    """The folder that turns of owners work in, such as `~/projects/x`. All others have a folder of their own in the
+    home: each person, and each group."""
+
+
+class ShellSettings(ConfigSection):
+    sandbox: SandboxName = "auto"
+    """What keeps commands from the home: `bubblewrap`, `landlock`, the first of them that works (`auto`), or `none`, if
+    you trust every command with all secrets. Without a working sandbox the shell is not offered."""
+    network: bool = False
+    """Whether a command may ask for the network. Such a call reaches outside."""
+    max_memory_bytes: int = Field(default=1_073_741_824, ge=64_000_000)
+    """The memory of a command and all that it starts. Linux only, as the next two limits."""
+    max_processes: int = Field(default=64, ge=1, le=10_000)
+    """How many processes a command may start."""
+    max_cpu_seconds: int = Field(default=300, ge=1)
+    """The processor time of a command and all that it starts."""
+
+
 class AgentSettings(ConfigSection):
     persona: str = ""
     """The agent's instructions: text, or a file relative to the home (`SOUL.md`). `{file: …}` and `{text: …}` are
@@ -276,8 +296,12 @@ class AgentSettings(ConfigSection):
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
-    """The agent's tools: `memory`, `session_search`, `attach`, an installed plug-in, or a name from `tools`;
-    `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to turns below that role."""
+    """The agent's tools: `memory`, `session_search`, `attach`, `files`, `shell`, an installed plug-in, or a name from
+    `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to turns below that role."""
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    """The folder of the tools `files` and `shell`."""
+    shell: ShellSettings = ShellSettings()
+    """What commands of the tool `shell` may use."""
     send_to: tuple[Text, ...] = ()
     """To whom the `send` tool may write: `agent:NAME`, or the address of a chat. No one if not given."""
     review_every_turns: int = Field(default=10, ge=0)
@@ -353,6 +377,8 @@ class PersonSettings(ConfigSection):
     """The person's name in everhold."""
     identities: tuple[IdentityText, ...] = ()
     """The person's identities: `platform:id`, with ids that cannot be changed."""
+    timezone: TimezoneName | None = None
+    """The person's time zone, in which the agent is told the time; `timezone` if not given."""
 
 
 class AccessSettings(ConfigSection):
@@ -594,7 +620,7 @@ class Settings(ConfigSection):
     store: StoreKind = "sqlite"
     """Where the log is kept. `sqlite`, a file in the home, is the only store so far."""
     timezone: TimezoneName = "UTC"
-    """The time zone of budgets and schedules."""
+    """The time zone of budgets and schedules, and in which agents are told the time."""
     http: HttpSettings = HttpSettings()
     """The console, the API, and who may use them."""
     models: ModelTable[ModelSettings] = Field(default_factory=make_empty_mapping)
@@ -660,6 +686,12 @@ class Settings(ConfigSection):
     def identities(self) -> Mapping[str, str]:
         """The configured person of each `platform:id`."""
         return MappingProxyType({id: person.name for person in self.people for id in person.identities})
+
+    @cached_property
+    def person_zones(self) -> Mapping[str, str]:
+        """The time zone of each `platform:id` whose person has one."""
+        zones = {id: it.timezone for it in self.people if it.timezone for id in it.identities}
+        return MappingProxyType(zones)
 
     def list_aliases(self, name: str) -> tuple[str, ...]:
         """Return the name and all identities of the person with this name or identity."""

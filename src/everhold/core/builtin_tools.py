@@ -15,6 +15,8 @@ class BuiltinTool(Struct, frozen=True, kw_only=True):
     """Whether `tools` of an agent's configuration may name it. `send` also comes with `send_to`, named or not."""
     own_words: bool
     """Whether it returns only words that the agent gave it. The result of any other tool counts as foreign words."""
+    part_of: str = ""
+    """The name in `tools` that it comes with, if that is another one."""
     command: str = ""
     """The argument that is a shell command. Rules of the policy may name it."""
     sends: str = ""
@@ -23,11 +25,18 @@ class BuiltinTool(Struct, frozen=True, kw_only=True):
 
 BUILTIN_TOOLS: Final = (
     BuiltinTool(name="memory", selectable=True, own_words=True),
-    BuiltinTool(name="remember", selectable=False, own_words=True),  # comes with `memory`
-    BuiltinTool(name="conclude", selectable=False, own_words=True),  # comes with `memory`
+    BuiltinTool(name="remember", selectable=False, own_words=True, part_of="memory"),
+    BuiltinTool(name="conclude", selectable=False, own_words=True, part_of="memory"),
     BuiltinTool(name="session_search", selectable=True, own_words=False),
     BuiltinTool(name="attach", selectable=True, own_words=False),
     BuiltinTool(name="send", selectable=True, own_words=True),
+    BuiltinTool(name="files", selectable=True, own_words=False),
+    BuiltinTool(name="file_read", selectable=False, own_words=False, part_of="files"),
+    BuiltinTool(name="file_list", selectable=False, own_words=False, part_of="files"),
+    BuiltinTool(name="file_search", selectable=False, own_words=False, part_of="files"),
+    BuiltinTool(name="file_write", selectable=False, own_words=True, part_of="files"),
+    BuiltinTool(name="file_edit", selectable=False, own_words=True, part_of="files"),
+    BuiltinTool(name="shell", selectable=True, own_words=False, command="command"),
 )
 
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)

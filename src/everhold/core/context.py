@@ -51,6 +51,7 @@ STUB_NOTE_CHARS: Final = 128
 """Room for the note between them. No stub is longer than all three, so the stub of a stub is the same."""
 MAX_STUB_CHARS: Final = STUB_HEAD_CHARS + STUB_TAIL_CHARS + STUB_NOTE_CHARS
 
+CLOCK_LINE: Final = "It is now {clock}."
 PINS_HEADING: Final = "[Pinned by people, so that it stays in view, word for word:]"
 ERASED_RESULT_TEXT: Final = "[The result of this was erased.]"
 
@@ -311,7 +312,9 @@ def _render_turn(exchange: TurnEntries, stubs: frozenset[int], recalled: str = "
     found: tuple[dict[tuple[int, str], Entry], set[int]] | None = None
     for step in exchange.steps:
         match step.body:
-            case Began(takes=takes) | Took(takes=takes):
+            case Began(takes=takes, clock=clock) | Took(takes=takes, clock=clock):
+                if clock:
+                    yield ModelMessage(role="user", name="everhold", text=CLOCK_LINE.format(clock=clock))
                 if recalled and isinstance(step.body, Began):
                     yield ModelMessage(role="user", name="memory", text=recalled)
                 for seq in takes:

@@ -151,6 +151,8 @@ class Began(StoredRecord, frozen=True):
     """Of a compression: how many messages it covers."""
     model: str = ""
     """Of a compression: the summariser."""
+    clock: str = ""
+    """Of a turn: date, weekday, time and zone when it began, as the model reads them."""
 
 
 class Took(StoredRecord, frozen=True):
@@ -158,6 +160,8 @@ class Took(StoredRecord, frozen=True):
 
     takes: tuple[int, ...] = ()
     compression: int | None = None
+    clock: str = ""
+    """Date, weekday, time and zone when the messages were taken, as the model reads them."""
 
 
 INVALID_ARGUMENTS_KEY: Final = "__invalid__"

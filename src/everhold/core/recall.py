@@ -102,6 +102,9 @@ class RecallRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     facts: tuple[RecallTrace, ...] = ()
     shown: tuple[RecallTrace, ...] = ()
     left_out: tuple[RecallTrace, ...] = ()
+    """The first of them."""
+    left_out_counts: dict[str, int] = {}
+    """Reason -> how many were left out. Earlier records do not have it; they list more of them."""
     unavailable: tuple[str, ...] = ()
     """Memories that did not answer in time."""
     budget: int = 0
@@ -323,7 +326,8 @@ def render_recall_record(why: RecallRecord, texts: Mapping[tuple[str, int], str]
         lines.append("Nothing was recalled.")
     for reason in dict.fromkeys(one.why_not for one in why.left_out):
         some = [one for one in why.left_out if one.why_not == reason]
-        lines.append(f"Left out, {_LEFT_OUT_REASONS.get(reason, reason)}: {len(some)}")
+        count = max(len(some), why.left_out_counts.get(reason, 0))
+        lines.append(f"Left out, {_LEFT_OUT_REASONS.get(reason, reason)}: {count}")
         lines += [f"- {_describe_origin(one)}: {_excerpt_text(one, texts)}" for one in some[:MAX_LISTED_LEFT_OUT]]
     if why.unavailable:
         lines.append(f"No answer within {why.deadline:g} s: {', '.join(why.unavailable)}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from typing import Final
+
+WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 def describe_count(number: int, noun: str, plural: str = "") -> str:
@@ -22,3 +26,10 @@ def describe_duration(seconds: float) -> str:
         if seconds > unit:
             return describe_count(math.ceil(seconds / unit), name)
     return describe_count(max(1, math.ceil(seconds)), "second")
+
+
+def format_clock(at: float, zone: datetime.tzinfo, zone_name: str) -> str:
+    """Return date, weekday, time and zone as a model reads them: `2026-11-17 Tue 16:53 Europe/Berlin`."""
+    moment = datetime.datetime.fromtimestamp(at, zone)
+    # not %a, which depends on the locale
+    return f"{moment:%Y-%m-%d} {WEEKDAYS[moment.weekday()]} {moment:%H:%M} {zone_name}"

@@ -140,6 +140,8 @@ class AgentRuntime:
     """The price in US dollars of so many input and output tokens, for the most expensive model that may be asked."""
     explain_unfit_model: Callable[[str], str] = lambda _name: ""
     """Returns why a model cannot be chosen for this agent; empty if it can."""
+    describe_time: Callable[[Stamp], str] = lambda _stamp: ""
+    """Returns date, weekday, time and zone for the person of a stamp; empty: turns are not told the time."""
     zone: datetime.tzinfo = datetime.UTC
     """The time zone of schedules."""
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS

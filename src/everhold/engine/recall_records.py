@@ -7,14 +7,35 @@ erased entries on, because earlier records cannot contain them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-import msgspec
 from msgspec import Struct
 
-from everhold.core.entries import Thought
-from everhold.core.recall import RecallRecord
+from everhold.core.entries import Entry, Heard, Noted, Said, Thought
+from everhold.core.recall_blobs import list_text_places, read_record, restore_text
 from everhold.ports.store import Store
+
+
+async def load_recalled_text(store: Store, digest: str) -> tuple[str | None, bytes]:
+    """Return the text that a turn was shown from memory, and how it is stored. None: it was erased, or an entry that it
+    shows was.
+    """
+    data = await store.get_blob(digest) if digest else b""
+    if data is None:
+        return None, b""
+    places = list_text_places(data)
+    cited = await store.get_cited_entries(places) if places else {}
+    return restore_text(data, collect_texts(it.entry for it in cited.values())), data
+
+
+def collect_texts(entries: Iterable[Entry]) -> dict[tuple[str, int], str]:
+    """Return the texts of entries by their places."""
+    return {(entry.session, entry.seq): text for entry in entries if (text := get_entry_text(entry))}
+
+
+def get_entry_text(entry: Entry) -> str:
+    """Return the words of an entry that recall can show."""
+    return entry.body.text if isinstance(entry.body, Heard | Said | Noted) else ""
 
 
 class ThoughtBlobs(Struct, frozen=True, kw_only=True):
@@ -76,7 +97,7 @@ class RecallRecords:
         data = await self.store.get_blob(thought.why)
         if data is None:
             return  # erased with another entry; both are deleted together
-        why = msgspec.json.decode(data, type=RecallRecord)
+        why = read_record(data)
         places = frozenset((one.session, one.seq) for one in (*why.facts, *why.shown, *why.left_out))
         blobs = tuple(blob for blob in (thought.why, thought.recall) if blob)
         self._thoughts.append(ThoughtRecall(pos=pos, blobs=blobs, places=places))

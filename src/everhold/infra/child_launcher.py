@@ -294,6 +294,9 @@ CPU_WINDOW_SECONDS: Final = 900.0
 """The time in which the processor time of a child is limited."""
 MAX_OPEN_FILES: Final = 4_096
 SPARE_TASKS: Final = 1_000
+THREADS_PER_PROCESS: Final = 4
+FEW_TASKS: Final = 64
+"""A cgroup limits threads as well, so it allows a few for each process."""
 """How many tasks this user may start elsewhere, and threads the child, before the child cannot start any more."""
 NICENESS: Final = 10
 """The child gets the processor after the gateway."""
@@ -436,9 +439,10 @@ def list_children_of(root: int, *, most: int = sys.maxsize) -> list[int]:
 # -- the child ---------------------------------------------------------------------------------------------------------
 
 
-def run_child(spec: dict[str, Any]) -> None:
+def run_child(spec: dict[str, Any], cgroup: ProcessCgroup) -> None:
     """Become the program. Never returns: if a restriction fails, the program is not started."""
     try:
+        cgroup.join()
         _call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()  # the kernel may share the processor out by session, and the launcher must not wait for the child
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -460,7 +464,7 @@ def run_child(spec: dict[str, Any]) -> None:
         os._exit(EXIT_NOT_STARTED)
 
 
-def run_keeper(spec: dict[str, Any]) -> None:
+def run_keeper(spec: dict[str, Any], cgroup: ProcessCgroup) -> None:
     """Start the program as the first process of a PID namespace, and end with it. Never returns.
 
     The kernel does not limit how many processes root may start. When the first process of a namespace ends, the kernel
@@ -471,7 +475,7 @@ def run_keeper(spec: dict[str, Any]) -> None:
     if program == 0:
         for number in (signal.SIGTERM, END_NOW_SIGNAL, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        run_child(spec)
+        run_child(spec, cgroup)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(program, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -503,9 +507,36 @@ def list_descendants(root: int) -> list[int]:
     found: list[int] = []
     level = [root]
     while level:
-        level = [pid for pid, parent in parents.items() if parent in level]
+        above = frozenset(level)
+        level = [pid for pid, parent in parents.items() if parent in above]
         found += level
     return found
+
+
+class ProcessCgroup:
+    """A cgroup that limits the number of processes below the child, also where the gateway runs as root. An empty path
+    is none.
+    """
+
+    def __init__(self, path: str, processes: int) -> None:
+        self.path = path
+        if path:
+            os.mkdir(path)
+            self._write("pids.max", str(THREADS_PER_PROCESS * processes + FEW_TASKS))
+
+    def join(self) -> None:
+        """Move this process into the cgroup. What it starts is in it, too."""
+        if self.path:
+            self._write("cgroup.procs", "0")
+
+    def remove(self) -> None:
+        if self.path:
+            with contextlib.suppress(OSError):  # a process of it may still be ending; then the empty folder stays
+                os.rmdir(self.path)
+
+    def _write(self, name: str, value: str) -> None:
+        with open(os.path.join(self.path, name), "w") as file:
+            file.write(value)
 
 
 def end_descendants() -> None:
@@ -547,8 +578,7 @@ def main() -> None:
         if number == signal.SIGTERM and os.getppid() == spec["gateway"] and child:
             os.kill(child, signal.SIGTERM)
             return
-        end_descendants()
-        os._exit(128 + number)
+        leave(128 + number)
 
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, END_NOW_SIGNAL))
     for number in (signal.SIGTERM, END_NOW_SIGNAL):
@@ -558,14 +588,25 @@ def main() -> None:
     _call_prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != spec["gateway"]:
         os._exit(EXIT_NOT_STARTED)  # the gateway ended before the signal was set
+    try:
+        cgroup = ProcessCgroup(spec["cgroup"], spec["limits"]["processes"])
+    except OSError as error:
+        os.write(2, f"the program was not started, because its cgroup cannot be made: {error}\n".encode())
+        os._exit(EXIT_NOT_STARTED)
+
+    def leave(status: int) -> None:
+        end_descendants()
+        cgroup.remove()
+        os._exit(status)
+
     is_kept = can_keep(spec)
     child = os.fork()
     if child == 0 and is_kept:
-        run_keeper(spec)
+        run_keeper(spec, cgroup)
     elif child == 0:
         for number in (signal.SIGTERM, END_NOW_SIGNAL, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        run_child(spec)
+        run_child(spec, cgroup)
     nowhere = os.open(os.devnull, os.O_RDWR)
     told = os.dup(2)
     for standard in (0, 1, 2):
@@ -580,7 +621,7 @@ def main() -> None:
         try:
             os.write(told, f"\n{excess}\n".encode())
         finally:
-            os._exit(EXIT_OVER_LIMIT)
+            leave(EXIT_OVER_LIMIT)
 
     signal.signal(signal.SIGALRM, on_check)
     signal.setitimer(signal.ITIMER_REAL, CHECK_SECONDS, CHECK_SECONDS)
@@ -590,9 +631,8 @@ def main() -> None:
         if ended == child:
             break
     child = 0
-    end_descendants()
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    leave(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

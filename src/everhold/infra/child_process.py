@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
@@ -28,6 +30,11 @@ LAUNCHER_FILE: Final = Path(__file__).with_name("child_launcher.py")
 BUBBLEWRAP: Final = "bwrap"
 PROBE_SECONDS: Final = 60.0
 """Time limit of the test whether a kind of sandbox works. It takes a tenth of a second."""
+CGROUP_FOLDERS: Final = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+"""Where cgroups with a limit of processes are made: version 1, version 2."""
+EXIT_NOT_STARTED: Final = 125
+EXIT_OVER_LIMIT: Final = 124
+"""The exit statuses of the launcher, which cannot be imported on Windows."""
 GRACE_SECONDS: Final = 1.0
 """Time limit for a program to end after its input is closed, and again after it was asked to end."""
 
@@ -270,6 +277,7 @@ class ChildProcesses:
             "gateway": os.getpid(),
             "command": command,
             "limits": asdict(policy.limits),
+            "cgroup": _make_cgroup_name(),
         }
         if kind is not SandboxKind.NONE:
             self._check_paths(policy, directory)
@@ -313,6 +321,43 @@ class ChildProcesses:
         wanted += [path.resolve() for path in wanted]  # a link shows its target only if that is shown, too
         shown = {shown for path in wanted if path.exists() for shown in leave_out(path, self.home)}
         return [str(path) for path in sorted(shown) if shown.isdisjoint(path.parents)]
+
+
+@functools.cache
+def find_cgroup_folder() -> Path | None:
+    """Return a folder in which cgroups that limit processes can be made; None if there is none, or if none is needed:
+    the kernel's limit per user holds for everybody except root.
+    """
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return None
+    for folder in CGROUP_FOLDERS:
+        made = folder / f"everhold-probe-{os.getpid()}"
+        try:
+            made.mkdir()
+        except OSError:
+            continue
+        try:
+            (made / "pids.max").write_text("10")
+        except OSError:
+            continue
+        else:
+            return folder
+        finally:
+            with contextlib.suppress(OSError):
+                made.rmdir()
+    return None
+
+
+def can_limit_processes() -> bool:
+    """Return whether the kernel limits how many processes a child starts. A check from outside comes too late for a
+    program that doubles itself in a millisecond.
+    """
+    return sys.platform.startswith("linux") and (os.geteuid() != 0 or find_cgroup_folder() is not None)
+
+
+def _make_cgroup_name() -> str:
+    folder = find_cgroup_folder()
+    return str(folder / f"everhold-{os.getpid()}-{secrets.token_hex(6)}") if folder is not None else ""
 
 
 def _make_secret(folder: Path) -> Path:

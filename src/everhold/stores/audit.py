@@ -23,8 +23,8 @@ from everhold.core.audit import (
 from everhold.core.cost_audit import CostAudit
 from everhold.core.delivery_audit import AuditedBackfill, AuditedCursor, DeliveryAudit, SettledItem
 from everhold.core.entries import Began, Entry, EntryKind, Heard, Noted, Said, Thought, decode_body
-from everhold.core.recall import RecallRecord
 from everhold.core.recall_audit import CitedStamp, PeopleHistory, find_leaks
+from everhold.core.recall_blobs import read_record
 from everhold.ports.store import InFlightBatch, StateNamespace
 from everhold.stores import verify
 from everhold.stores.snapshot import SnapshotReader
@@ -37,7 +37,6 @@ _AUDIENCE_KINDS: Final = frozenset({EntryKind.HEARD, EntryKind.SAID, EntryKind.N
 _DEAD_LETTER_STATES: Final = "('dead', 'replaying', 'replayed', 'dropped')"
 _REPLAYED: Final = "replayed"
 _batches: Final = msgspec.json.Decoder(InFlightBatch)
-_records: Final = msgspec.json.Decoder(RecallRecord)
 
 
 def audit_snapshot(reader: SnapshotReader, session: str | None, report_progress: ReportProgress) -> StoreAudit:
@@ -222,7 +221,7 @@ class _SnapshotAuditor:
         if data is None:
             return  # erased together with an entry that it repeated
         try:
-            record = _records.decode(data)
+            record = read_record(data)
         except msgspec.DecodeError as error:
             self._add_leak(thought, f"the recall record {why} cannot be decoded: {error}", promise="P8")
             return

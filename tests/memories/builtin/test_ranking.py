@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from everhold.core.people import build_present
-from everhold.memories.builtin import candidates, indexing, ranking
+from everhold.memories.builtin import candidates, indexing, provider, ranking
 from everhold.memories.builtin.candidates import IndexScope
+from everhold.memories.builtin.languages import is_about_oneself
 from everhold.memories.builtin.rank_fusion import DAY_SECONDS, RankingWeights
 from everhold.ports.memory import MemoryQuery
 from tests.memories.builtin.index_scenario import ADA, IndexScenario
@@ -179,7 +180,7 @@ async def test_a_date_alone_finds_what_was_said_then(scenario: IndexScenario, mo
     while await scenario.index.catch_up(scenario.log):
         pass
     assert [hit.text for hit in await scenario.provider().find(query)][:1] == ["Zebras arrived"]
-    monkeypatch.setattr(ranking, "_find_dated_chunks", lambda _db, _stack, _asked: np.zeros(0, np.int64))
+    monkeypatch.setattr(ranking, "_find_wanted_chunks", lambda _db, _stack, _asked: np.zeros(0, np.int64))
     assert "Zebras arrived" not in [hit.text for hit in await scenario.provider().find(query)][:1]
 
 
@@ -187,7 +188,7 @@ async def test_a_date_alone_finds_what_was_said_then(scenario: IndexScenario, mo
     "text, who",
     [
         ("Which colour of paint did I choose for the kitchen?", "ada"),
-        ("Welche Farbe habe ich f\u00fcr die K\u00fcche gew\u00e4hlt: paint?", "ada"),
+        ("Welche Farbe habe ich für die Küche gewählt: paint?", "ada"),
         ("Paint it is.", "agent"),
     ],
 )
@@ -271,3 +272,78 @@ def _walk(scenario: IndexScenario, text: str, scope: IndexScope) -> list[candida
     db, queries = scenario.index._reader, candidates.build_term_queries(text)
     sampled = candidates.sample_terms(db, queries, scope.id, scope.chunks)
     return candidates.find_term_chunks(db, sampled, scope.id, scope.chunks)
+
+
+ABOUT_ME = (
+    "I live in Oslo.",
+    "My dog is called Rex.",
+    "I am allergic to peanuts.",
+    "I work as a nurse at night.",
+)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "What do you know about me?",
+        "Tell me about myself",
+        "Who am I?",
+        "What do I like?",
+        "What do I want?",
+        "Was weißt du über mich?",
+        "¿Qué sabes de mí?",
+        "Que sais-tu de moi ?",
+        "Что ты знаешь обо мне?",
+        "O que você sabe sobre mim?",
+        "तुम मेरे बारे में क्या जानते हो?",
+        "ماذا تعرف عني؟",
+        "你知道关于我的什么？",
+        "私について何を知っていますか？",
+        "나에 대해 뭘 알고 있니?",
+    ],
+)
+async def test_a_question_about_oneself_finds_what_a_person_said_of_themselves(
+    scenario: IndexScenario, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, text in enumerate(ABOUT_ME):
+        await scenario.say(text, session=f"p{number}")
+    for number in range(60):
+        await scenario.say(f"The report number {number} has to be printed on paper.", session=f"s{number % 7}")
+        await scenario.say(f"Report {number} is printed, and the paper is full.", session=f"s{number % 7}", who="agent")
+    query = MemoryQuery(
+        text=asked, agent="main", session="t", name="n", audience=ADA, person="ada", tokens=400, limit=40
+    )
+    found = [hit.text for hit in await scenario.provider().find(query)]
+    assert set(ABOUT_ME) <= set(found[:8])
+    monkeypatch.setattr(provider, "is_about_oneself", lambda _: False)
+    assert not set(ABOUT_ME) <= {hit.text for hit in (await scenario.provider().find(query))[:8]}
+
+
+async def test_notes_answer_a_question_about_oneself(scenario: IndexScenario) -> None:
+    await scenario.note("likes dry biscuits")
+    for number in range(20):
+        await scenario.say(f"The report number {number} has to be printed.", session=f"s{number}")
+    query = MemoryQuery(
+        text="What do you know about me?", agent="main", session="t", name="n", audience=ADA, person="ada"
+    )
+    assert (await scenario.provider().find(query))[0].text == "likes dry biscuits"
+
+
+@pytest.mark.parametrize("asked", ["Where do I live?", "Was ist mein Beruf?", "What is my dog called?", "Who is Rex?"])
+def test_a_question_with_a_topic_is_not_about_oneself_alone(asked: str) -> None:
+    assert not is_about_oneself(asked)
+
+
+async def test_what_has_nothing_to_do_with_the_question_is_not_recalled(
+    scenario: IndexScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a small store everything would fit."""
+    told = "The boiler in the cellar was repaired by a plumber."
+    others = ["We watched an opera.", "The exam went well.", "Cheese fondue tonight.", "Her violin is very old."]
+    for number, text in enumerate([told, *others]):
+        await scenario.say(text, session=f"s{number}")
+    query = MemoryQuery(text="boiler plumber", agent="main", session="t", name="n", audience=ADA, person="ada")
+    assert [hit.text for hit in await scenario.provider().find(query)] == [told]
+    monkeypatch.setattr(ranking, "MIN_SCORE_SHARE", 0.0)
+    monkeypatch.setattr(ranking, "_mask_relevant", lambda _arms, _owner, count: np.ones(count, np.bool_))
+    assert len(await scenario.provider().find(query)) > 1

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Collection
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from everhold.core.commands import ParsedSubcommand
@@ -15,6 +14,7 @@ from everhold.core.facts import Fact, find_maker, match_facts, render_fact_list
 from everhold.core.people import PERSON_MEMBER, can_hear
 from everhold.core.provenance import join_all_text
 from everhold.core.recall import RecallRecord, list_cited_places, render_recall_record, render_search_results
+from everhold.core.recall_blobs import read_record
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.gates import Gates
 from everhold.engine.memory.recall import recall_for_turn
@@ -189,7 +189,7 @@ async def find_recall_record(
             blob = await store.get_blob(entry.body.why)
             if blob is None:
                 continue  # the record contained an erased text and is gone
-            why = msgspec.json.decode(blob, type=RecallRecord)
+            why = read_record(blob)
             if present is None or can_hear(present, why.audience, entry.at):
                 return entry, why
     return None

@@ -6,6 +6,7 @@ The memories are asked inside the turn that shows the result, so a late answer c
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from everhold.core.entries import Entry, Heard, Noted, Said, Stamp
-from everhold.core.facts import quote_facts
+from everhold.core.facts import Fact, quote_facts
 from everhold.core.people import PresentAudience, can_hear
 from everhold.core.provenance import build_piece_origin, has_own_words
 from everhold.core.recall import (
@@ -26,6 +27,7 @@ from everhold.core.recall import (
     quote_items,
     trace_item,
 )
+from everhold.core.recall_blobs import TextSource, pack_text, restore_text
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.effects import deliver_outside
 from everhold.engine.facts import FactCache
@@ -33,6 +35,7 @@ from everhold.engine.gates import Gates
 from everhold.engine.memory import destination as memory_destination
 from everhold.engine.memory.peers import PeerRegistry, build_peer_registry
 from everhold.engine.memory.tombstones import TombstoneFilter
+from everhold.engine.recall_records import get_entry_text
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.store import CitedEntry, Session, Store
@@ -43,8 +46,8 @@ TOKENS_PER_HIT: Final = 16
 MAX_QUERY_CHARS: Final = 4_000
 MAX_RECALL_ROUNDS: Final = 2
 """How often memories are asked about one message if the context changes while they answer."""
-MAX_LEFT_OUT: Final = 30
-"""How many left-out items are recorded."""
+MAX_LEFT_OUT: Final = 5
+"""How many left-out items are recorded for each reason, beside their number."""
 
 
 class TurnRecall(Struct, frozen=True, kw_only=True):
@@ -54,6 +57,8 @@ class TurnRecall(Struct, frozen=True, kw_only=True):
 
     text: str = ""
     record: RecallRecord | None = None
+    stored_text: bytes = b""
+    """The text as it is stored: with references to entries instead of their words."""
 
 
 async def recall_for_turn(
@@ -106,7 +111,8 @@ async def recall_for_turn(
             for fact in facts
         ),
         shown=tuple(trace_item(item) for item in shown),
-        left_out=tuple(left[:MAX_LEFT_OUT]),
+        left_out=_select_first_of_each(left),
+        left_out_counts=dict(Counter(one.why_not for one in left)),
         unavailable=silent,
         budget=runtime.recall_tokens,
         tokens=merged.tokens,
@@ -116,7 +122,35 @@ async def recall_for_turn(
     end = make_delimiter(session.id, op, gates.chance.bytes(16).hex())
     warnings = _warnings(silent, _list_lagging_memories(runtimes, runtime, session.agent))
     parts = (quote_facts(facts, end), quote_items(shown, end), *warnings)
-    return TurnRecall(text="\n".join(part for part in parts if part), record=why)
+    text = "\n".join(part for part in parts if part)
+    return TurnRecall(text=text, record=why, stored_text=_pack_recalled_text(text, facts, shown, sight.texts))
+
+
+def _select_first_of_each(left: Sequence[RecallTrace]) -> tuple[RecallTrace, ...]:
+    """Return the first left-out items of each reason."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for one in left:
+        seen[one.why_not] += 1
+        if seen[one.why_not] <= MAX_LEFT_OUT:
+            chosen.append(one)
+    return tuple(chosen)
+
+
+def _pack_recalled_text(
+    text: str, facts: Sequence[Fact], shown: Sequence[Item], texts: Mapping[tuple[str, int], str]
+) -> bytes:
+    """Return the stored form of a recall: with references, if they restore it exactly."""
+    if not text:
+        return b""
+    sources = [TextSource(fact.session, fact.seq, fact.text, fact.text) for fact in facts]
+    for item in shown:
+        place = (item.hit.session, item.hit.seq)
+        if place in texts:
+            sources.append(TextSource(*place, item.hit.text, texts[place]))
+    packed = pack_text(text, sources)
+    known = {(one.session, one.seq): one.text for one in sources}
+    return packed if restore_text(packed, known) == text else text.encode()
 
 
 def _warnings(silent: Sequence[str], lagging: Sequence[str]) -> list[str]:
@@ -159,6 +193,8 @@ class RecallFilter:
         self.facts = facts
         self.judge = HitJudge(gates.store, notes, agent=session.agent, audience=stamp.audience)
         self.refused: list[RecallTrace] = []
+        self.texts: dict[tuple[str, int], str] = {}
+        """The texts of the entries of the hits that may be shown."""
         self._origins: dict[tuple[str, int], str] = {}
 
     async def filter_hits(self, answers: Mapping[str, Sequence[MemoryHit]]) -> dict[str, list[MemoryHit]]:
@@ -190,8 +226,11 @@ class RecallFilter:
                     "recall.withheld", memory=provider, reason=judged.objection, found=f"{place[0]}:{place[1]}"
                 )
                 continue
-            if judged.entry is not None and (origin := find_foreign_origin(judged.entry)):
-                self._origins[place] = origin
+            if judged.entry is not None:
+                if origin := find_foreign_origin(judged.entry):
+                    self._origins[place] = origin
+                if text := get_entry_text(judged.entry):
+                    self.texts[place] = text
             allowed.append(hit)
         return allowed
 

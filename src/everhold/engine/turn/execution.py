@@ -49,7 +49,7 @@ from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, 
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
 from everhold.core.provenance import join_all_text, list_tool_refusals
-from everhold.core.recall import RecallRecord
+from everhold.core.recall_blobs import pack_record, read_record
 from everhold.core.roles import PersonRole, ToolAccess, explain_lost_access, list_role_refusals
 from everhold.core.turn import (
     SEND_LESS_REMEDY,
@@ -92,10 +92,10 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.recall import TurnRecall, recall_for_turn
 from everhold.engine.outbox import drafts as outbox_drafts
 from everhold.engine.outbox.drafts import ReplyDraft
-from everhold.engine.recall_records import ThoughtBlobs
+from everhold.engine.recall_records import ThoughtBlobs, load_recalled_text
 from everhold.engine.roles import RoleSource, StampedRoles, TurnRights, compute_turn_rights
 from everhold.engine.session_access import is_foreign_session
-from everhold.engine.tool_policy import build_turn_scope, judge_tool_call
+from everhold.engine.tool_policy import build_turn_scope, find_policy_role, judge_tool_call
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse
 from everhold.ports.platform import DeliveryGuarantee
@@ -533,7 +533,8 @@ class TurnExecution:
         if isinstance(decision, CutTurn):
             return TurnCutShort(decision.outcome)
         if isinstance(decision, SteerTurn):
-            event = await self._commit_bodies((Took(takes=decision.takes),))
+            clock = self.runtime.describe_time(self.stamp)
+            event = await self._commit_bodies((Took(takes=decision.takes, clock=clock),))
             await self._consume_seqs(decision.takes)
             return event
         return None
@@ -583,8 +584,8 @@ class TurnExecution:
         offer = runtime.offer_tools(self.refusals)
         request = build_model_request(shown + current, system=runtime.system, tools=offer.specs)
         sealed = self.context.contexts.extend_prefix(self.session.id, shown, system=runtime.system)
-        recalled = self.recalled.text.encode()
-        why = msgspec.json.encode(self.recalled.record) if self.recalled.record is not None else b""
+        recalled = self.recalled.stored_text
+        why = pack_record(self.recalled.record) if self.recalled.record is not None else b""
         self.blobs = ThoughtBlobs(
             blobs=tuple(filter(None, (runtime.prompt_blob.data, offer.blob.data))),
             records=tuple(filter(None, (recalled, why))),
@@ -666,10 +667,10 @@ class TurnExecution:
         """
         for entry in self.steps:
             if isinstance(entry.body, Thought):
-                kept = await self.store.get_blob(entry.body.recall) if entry.body.recall else None
+                text, stored = await load_recalled_text(self.store, entry.body.recall)
                 why = await self.store.get_blob(entry.body.why) if entry.body.why else None
                 return TurnRecall(
-                    text=(kept or b"").decode(), record=msgspec.json.decode(why, type=RecallRecord) if why else None
+                    text=text or "", record=read_record(why) if why else None, stored_text=stored if text else b""
                 )
         heard = [join_all_text(entry.body) for entry in self.heard.values() if isinstance(entry.body, Heard)]
         return await recall_for_turn(
@@ -744,7 +745,7 @@ class TurnExecution:
             hops=self.hops,
             said=said,
             sources=sources,
-            role=self.rights.role,
+            role=find_policy_role(self.runtime, self.rights.role, self.rights.speakers),
             place=self.rights.place,
             speakers=self.rights.speakers,
         )

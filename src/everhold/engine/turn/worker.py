@@ -16,6 +16,7 @@ from everhold.core.entries import (
     Entry,
     EntryDraft,
     Heard,
+    Stamp,
 )
 from everhold.core.inbox import BeginTurn, decide_next_step, list_pending_messages
 from everhold.core.people import PERSON_MEMBER, PeopleDirectory
@@ -122,6 +123,7 @@ class TurnWorker:
             consumer=TURN,
             trigger="heard",
             people=people.epoch,
+            clock=runtime.describe_time(_find_asking_stamp(asking)),
         )
         taken = set(takes)
         done = await self.context.commit(
@@ -171,3 +173,9 @@ class TurnWorker:
 
     async def settle_cursor(self, update: CursorUpdate) -> None:
         await self.context.commit(Step.CURSOR_SETTLE, (), update=update, durable=False)
+
+
+def _find_asking_stamp(entries: Sequence[Entry]) -> Stamp:
+    """Return the stamp of the last message that asks, to whose sender the turn answers."""
+    stamps = [entry.body.stamp for entry in entries if isinstance(entry.body, Heard) and entry.body.asks]
+    return stamps[-1] if stamps else Stamp()

@@ -12,6 +12,7 @@ from everhold.memories.builtin import candidates, onnx_embeddings, static_embedd
 from everhold.memories.builtin.candidates import IndexScope
 from everhold.memories.builtin.dates import DateRange
 from everhold.memories.builtin.indexing import ChunkText
+from everhold.memories.builtin.languages import select_wishes
 from everhold.memories.builtin.rank_fusion import ONNX_WEIGHTS, STATIC_WEIGHTS, RankedItem, RankingWeights
 from everhold.memories.builtin.schema import read_meta, write_meta
 from everhold.memories.builtin.tokenizing import remove_names
@@ -166,7 +167,8 @@ class ChunkEmbeddings:
         only: Sequence[int] | None,
         skip: Sequence[int],
         dates: Sequence[DateRange] = (),
-        skip_bare: bool = False,
+        personal: bool = False,
+        for_turn: bool = False,
     ) -> Iterator[RankedItem]:
         """Return the candidates in these scopes, best first. `spoken` are names in the question: they say whose words
         are wanted.
@@ -177,6 +179,8 @@ class ChunkEmbeddings:
         stack = self._get_scope_cache().load_stack(db, scopes)
         about = remove_names(text, spoken)
         model = self._load_model() if self.deep and _is_mostly_embedded(stack) else None
+        if personal:
+            about = select_wishes(about)
         queries = candidates.build_term_queries(about, known.get_rarity)
         terms = [candidates.sample_terms(db, queries, shelf.scope, shelf.used) for shelf in stack.scopes]
         common = candidates.find_common_names(about, terms, sum(shelf.used for shelf in stack.scopes))
@@ -184,11 +188,12 @@ class ChunkEmbeddings:
         asked = ranking.PreparedQuestion(
             terms=terms,
             piece_rows=known.select_rarest(known.select_content_pieces(topic), MAX_QUESTION_PIECES),
-            vector=known.embed_question(topic),
-            deep=None if model is None else model.embed_question(topic),
+            vector=known.embed_question(topic or text),
+            deep=None if model is None else model.embed_question(topic or text),
             authors=candidates.find_author_ids(db, authors),
             dates=dates,
-            skip_bare=skip_bare,
+            personal=personal,
+            for_turn=for_turn,
         )
         self.ready = True
         return ranking.rank_candidates(

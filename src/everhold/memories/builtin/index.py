@@ -58,8 +58,12 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
     current_session: str = ""
     seen_seqs: Collection[int] = ()
     dates: tuple[DateRange, ...] = ()
-    skip_bare: bool = False
-    """Leave out messages that only ask and replies that only acknowledge."""
+    personal: bool = False
+    """The question is about the person who asks, and about nothing else."""
+    for_turn: bool = False
+    """Leave out what would only fill the context of a turn: messages that only ask, replies that only acknowledge, and
+    items that have hardly anything to do with the question.
+    """
     limit: int = 20
     max_chars: int | None = None
 
@@ -297,14 +301,15 @@ class MemoryIndex:
         limit: int = 20,
         letters: int | None = None,
         dates: tuple[DateRange, ...] = (),
-        skip_bare: bool = False,
+        personal: bool = False,
+        for_turn: bool = False,
     ) -> list[IndexHit]:
         """Return the best items that everyone in `audience` may see, best first. None: the caller may see everything.
 
         `session` restricts the search to one session. `here` is the session of the question, and `seen` are its entries
         that the context shows anyway, so they are left out. While many entries are not indexed yet, the search scans at
         least the newest entries of `here`. `limit` and `letters` bound the result. Items from one of the `dates` rank
-        higher.
+        higher. `personal` and `for_turn`: as in `IndexQuery`.
         """
         if (audience is not None and not audience) or not text.strip():
             return []
@@ -319,7 +324,8 @@ class MemoryIndex:
             current_session=here,
             seen_seqs=seen,
             dates=dates,
-            skip_bare=skip_bare,
+            personal=personal,
+            for_turn=for_turn,
             limit=limit,
             max_chars=letters,
         )
@@ -445,7 +451,7 @@ class MemoryIndex:
             rows = candidates.load_rows_by_first_chunk(db, (one.first_chunk for one in some), texts)
             there = ((rows.get(one.first_chunk), one) for one in some)
             new = [(row, one) for row, one in there if row is not None and row.is_live]
-            found += _drop_repeated_replies(new, texts, replies) if asking.skip_bare else new
+            found += _drop_repeated_replies(new, texts, replies) if asking.for_turn else new
         shown = [
             (row, one, _select_passage(row, one))
             for row, one in _limit_by_chars(found[: asking.limit], asking.max_chars)
@@ -473,7 +479,8 @@ class MemoryIndex:
             only=only,
             skip=skip,
             dates=asking.dates,
-            skip_bare=asking.skip_bare,
+            personal=asking.personal,
+            for_turn=asking.for_turn,
         )
 
     def _refresh_cache(self) -> None:

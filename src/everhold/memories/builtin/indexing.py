@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, OperationsUndone, Said, Stamp, Took
 from everhold.core.provenance import build_piece_origin, is_foreign
+from everhold.memories.builtin.languages import is_first_person
 from everhold.memories.builtin.rank_fusion import DAY_SECONDS
 from everhold.memories.builtin.schema import SCOPE_BITS, read_meta, write_meta
 from everhold.memories.builtin.tokenizing import (
@@ -50,9 +51,12 @@ class ItemFlag(IntFlag):
     """It is read together with the previous item."""
     BARE = 8
     """It only asks, or only acknowledges, so it tells a later turn nothing."""
+    PERSONAL = 16
+    """A person speaks of themselves."""
 
 
 _HUMAN, _NOTED, _AFTER, _BARE = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER), int(ItemFlag.BARE)
+_PERSONAL = int(ItemFlag.PERSONAL)
 """Plain integers, because they are combined for every item."""
 
 
@@ -257,7 +261,8 @@ class IndexWriter:
         )
         human = words.author.startswith("person:")
         flags = _HUMAN * human | _NOTED * isinstance(entry.body, Noted) | _AFTER * bool(context)
-        flags |= _BARE * is_bare(entry, words)
+        bare = is_bare(entry, words)
+        flags |= _BARE * bare | _PERSONAL * (human and not bare and is_first_person(words.text))
         self.db.execute(
             "insert into places values (?, ?, ?, ?, ?, ?, ?)",
             (

@@ -11,6 +11,7 @@ from typing import Final
 from everhold.core.exchange import build_note_key
 from everhold.memories.builtin.dates import read_question
 from everhold.memories.builtin.index import MemoryIndex
+from everhold.memories.builtin.languages import is_about_oneself
 from everhold.memories.builtin.tokenizing import has_content_words
 from everhold.memories.builtin.unindexed import IndexHit
 from everhold.ports.memory import (
@@ -56,7 +57,8 @@ class BuiltinMemory:
         if query.agent != self.agent:
             return ()
         question = read_question(query.text, now=query.asked_at, zone=_make_zone(query.utc_offset_seconds))
-        if not question.ranges and not has_content_words(query.text):
+        personal = is_about_oneself(question.topic)
+        if not question.ranges and not personal and not has_content_words(query.text):
             return ()
         hits = await self.index.search(
             self.store_of_record,
@@ -66,7 +68,8 @@ class BuiltinMemory:
             here=query.session,
             seen=query.seen,
             dates=question.ranges,
-            skip_bare=True,
+            personal=personal,
+            for_turn=True,
             limit=query.limit,
             letters=query.tokens * CHARS_PER_TOKEN if query.tokens else None,
         )

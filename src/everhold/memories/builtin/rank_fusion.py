@@ -30,6 +30,8 @@ class RankingWeights(Struct, frozen=True, kw_only=True):
     """What was said at a date that the question names, or soon after. It rises to three times as much for a question
     that has hardly any other words.
     """
+    personal: float = 1.0
+    """What people said about themselves, and notes, if the question is about the person who asks."""
     noted: float = 0.1
     recent: float = 0.01
     """The newest item, relative to an infinitely old one."""
@@ -40,12 +42,18 @@ STATIC_WEIGHTS: Final = RankingWeights()
 ONNX_WEIGHTS: Final = RankingWeights(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
 """With the stronger model, which takes over most of the table's weight."""
 DAY_SECONDS: Final = 86_400.0
+MIN_SCORE_SHARE: Final = 0.25
+"""The share of the best score that an item needs to be recalled in a turn."""
+MIN_LIKENESS: Final = 0.3
+"""The share of the question's words that something in an item must resemble, if it has no word of the question."""
+MIN_SIMILARITY: Final = 0.25
+"""The similarity that an item must have to the question, if no single word shows that it belongs there."""
 OCCASION_ITEMS: Final = 3
 """The best items of an occasion that count for it."""
 DATE_HALF_LIFE_DAYS: Final = 3.0
 """How fast the weight of a date falls after it. People tell of a day on the days after it."""
-MAX_DATED_ITEMS: Final = 120
-"""Items of the named dates that are candidates whatever their words are."""
+MAX_WANTED_ITEMS: Final = 120
+"""Items of the named dates, or of people about themselves, that are candidates whatever their words are."""
 MAX_EXAMINED_ITEMS: Final = 80
 """Items that are ranked in detail, together with their neighbours."""
 SATURATION, LENGTH = 1.2, 0.75

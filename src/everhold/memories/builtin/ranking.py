@@ -18,25 +18,31 @@ from everhold.memories.builtin.rank_fusion import (
     DATE_HALF_LIFE_DAYS,
     DAY_SECONDS,
     LENGTH,
-    MAX_DATED_ITEMS,
     MAX_EXAMINED_ITEMS,
+    MAX_WANTED_ITEMS,
+    MIN_LIKENESS,
+    MIN_SCORE_SHARE,
+    MIN_SIMILARITY,
     OCCASION_ITEMS,
     PREVIOUS_MESSAGE_WEIGHT,
     SATURATION,
     RankedItem,
     RankingWeights,
 )
-from everhold.memories.builtin.static_embeddings import StaticEmbeddings
+from everhold.memories.builtin.static_embeddings import QUANTIZATION_SCALE, StaticEmbeddings
 from everhold.memories.builtin.vector_cache import Floats, RowNumbers, ScopeColumns, ScopeStack, expand_item_chunks
 
 MAX_CANDIDATE_CHUNKS: Final = 200
 """Chunks that each signal may propose per scope."""
-MAX_DATED_EXAMINED: Final = 1_000
-"""Items of the named dates that are compared with the question, per scope."""
+MAX_WANTED_EXAMINED: Final = 1_000
+"""The newest items of the named dates, or of people about themselves, that are compared, per scope."""
 MAX_EXTRA_CHUNKS: Final = 4
 """Chunks of a candidate that are scored in addition to those that were found."""
 HUMAN, NOTED, AFTER, BARE = int(ItemFlag.HUMAN), int(ItemFlag.NOTED), int(ItemFlag.AFTER), int(ItemFlag.BARE)
+PERSONAL: Final = int(ItemFlag.PERSONAL)
 """Plain integers, because a column is compared with them."""
+LEAST_SCALE: Final = 1e-3
+"""What the best score counts at least, so that a question without a topic has an order, too."""
 
 
 class PreparedQuestion(Struct, frozen=True):
@@ -53,8 +59,10 @@ class PreparedQuestion(Struct, frozen=True):
     """The authors it names."""
     dates: Sequence[DateRange] = ()
     """The dates it names."""
-    skip_bare: bool = False
-    """Leave out items that tell nothing."""
+    personal: bool = False
+    """It is about the person who asks, and about nothing else."""
+    for_turn: bool = False
+    """Leave out items that tell nothing or have hardly anything to do with the question."""
 
 
 def rank_candidates(
@@ -75,8 +83,8 @@ def rank_candidates(
         )
     else:
         close = _select_item_chunks(stack, only, None)
-    dated = _find_dated_chunks(db, stack, asked) if asked.dates and only is None else close[:0]
-    rows = _merge_rows(found, close, dated)
+    wanted = _find_wanted_chunks(db, stack, asked) if only is None else close[:0]
+    rows = _merge_rows(found, close, wanted)
     if not len(rows):
         return iter(())
     heads, owner = _group_by_head(stack.resolve_links("head", rows))
@@ -85,10 +93,8 @@ def rank_candidates(
     first = _fuse_scores(
         (knobs.words, by_words), (by_model, _pool_best(_score_similarity(db, stack, rows, asked), owner, len(heads)))
     )
-    if asked.dates:
-        first = first + np.float32(_weigh_dates(asked, knobs) * first.max(initial=1e-6)) * _score_dates(
-            stack.get_column("at", heads), asked.dates
-        )
+    if asked.dates or asked.personal:
+        first = first + max(float(first.max()), LEAST_SCALE) * _score_wanted(stack, heads, asked, knobs)
     if len(heads) > MAX_EXAMINED_ITEMS:
         heads = np.sort(heads[np.argpartition(-first, MAX_EXAMINED_ITEMS)[:MAX_EXAMINED_ITEMS]])
     items = _merge_rows(heads, stack.resolve_links("before", heads), stack.resolve_links("after", heads))
@@ -106,11 +112,12 @@ def rank_candidates(
     if asked.deep is not None:
         arms.append((knobs.meaning, stack.compute_similarity(db, "vectors", rows, asked.vector)))
     scores = _fuse_scores(*((weight, _pool_best(arm, owner, len(items))) for weight, arm in arms))
-    scores = _adjust_scores(stack, items, scores, asked, knobs)
+    relevant = _mask_relevant(arms, owner, len(items)) if asked.for_turn and asked.deep is None else None
+    scores, is_near = _adjust_scores(stack, items, scores, asked, knobs, relevant)
     order = np.lexsort((-items, -stack.get_column("at", items), -scores))
     order = order[~_mask_members(items[order], skip)]
-    if asked.skip_bare:
-        order = order[(stack.get_column("flags", items)[order] & BARE) == 0]
+    if asked.for_turn:
+        order = order[((stack.get_column("flags", items)[order] & BARE) == 0) & is_near[order]]
     if only is not None:
         order = order[_mask_members(items[order], only)]
     best = _find_best_chunks(rows, owner, _fuse_scores(*arms), len(items))
@@ -259,9 +266,17 @@ def _fuse_scores(*arms: tuple[float, Floats]) -> Floats:
 
 
 def _adjust_scores(
-    stack: ScopeStack, items: RowNumbers, scores: Floats, asked: PreparedQuestion, knobs: RankingWeights
-) -> Floats:
-    """Return the scores with the contributions of neighbours, authors and time."""
+    stack: ScopeStack,
+    items: RowNumbers,
+    scores: Floats,
+    asked: PreparedQuestion,
+    knobs: RankingWeights,
+    relevant: npt.NDArray[np.bool_] | None,
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return the scores with the contributions of neighbours, authors and time, and which items are near enough to the
+    question to be shown without being asked for: relevant ones, if that is known, their neighbours, and what is wanted
+    anyway.
+    """
     before = stack.resolve_links("before", items)
     place = np.minimum(np.searchsorted(items, before), len(items) - 1)
     follows = items[place] == before
@@ -276,10 +291,19 @@ def _adjust_scores(
     extra = extra + knobs.recent * 0.5 ** (age_days / knobs.half_life_days)
     if asked.authors:
         extra = extra + knobs.named * np.isin(stack.get_column("author", items), asked.authors)
-    if asked.dates:
-        extra = extra + _weigh_dates(asked, knobs) * _score_dates(at, asked.dates)
-    settled: Floats = (smoothed + float(smoothed.max()) * extra).astype(np.float32)
-    return settled
+    scale = max(float(smoothed.max()), LEAST_SCALE)
+    if asked.dates or asked.personal:
+        gained = scale * _score_wanted(stack, items, asked, knobs)
+        smoothed += gained
+        relevant = None if relevant is None else relevant | (gained > 0)
+    is_near = smoothed > max(MIN_SCORE_SHARE * float(smoothed.max()), 0.0)
+    if relevant is not None:
+        near = relevant.copy()
+        near[follows] |= relevant[place]
+        near[place] |= relevant[follows]
+        is_near &= near
+    settled: Floats = (smoothed + scale * extra).astype(np.float32)
+    return settled, is_near
 
 
 def _mask_favoured(flags: npt.NDArray[np.uint8], chunks: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -302,19 +326,42 @@ def _score_dates(at: npt.NDArray[np.float64], dates: Sequence[DateRange]) -> Flo
     return best.astype(np.float32)
 
 
-def _find_dated_chunks(db: apsw.Connection, stack: ScopeStack, asked: PreparedQuestion) -> RowNumbers:
-    """Return the items of the dates that the question names; of too many, those that are most similar to it."""
+def _score_wanted(stack: ScopeStack, items: RowNumbers, asked: PreparedQuestion, knobs: RankingWeights) -> Floats:
+    """Return what items gain because the question asks for their date, or for what a person said of themselves."""
+    gained: Floats = np.zeros(len(items), np.float32)
+    if asked.dates:
+        gained += _weigh_dates(asked, knobs) * _score_dates(stack.get_column("at", items), asked.dates)
+    if asked.personal:
+        gained += knobs.personal * ((stack.get_column("flags", items) & (PERSONAL | NOTED)) > 0)
+    return gained
+
+
+def _mask_relevant(arms: Sequence[tuple[float, Floats]], owner: RowNumbers, count: int) -> npt.NDArray[np.bool_]:
+    """Return which items have a word of the question, a similar word, or a similar meaning."""
+    words, meaning, alike = (_pool_best(arm, owner, count) for _, arm in arms[:3])
+    near: npt.NDArray[np.bool_] = meaning >= MIN_SIMILARITY * QUANTIZATION_SCALE
+    return (words > 0) | near | (alike >= MIN_LIKENESS)
+
+
+def _find_wanted_chunks(db: apsw.Connection, stack: ScopeStack, asked: PreparedQuestion) -> RowNumbers:
+    """Return the items of the dates that the question names, and what people said of themselves if it asks for that;
+    of too many, those that are most similar to the question.
+    """
+    if not asked.dates and not asked.personal:
+        return np.zeros(0, np.int64)
     parts = []
     for shelf in stack.scopes:
         at = shelf.at[: shelf.used]
         inside = np.zeros(len(at), np.bool_)
         for one in asked.dates:
             inside |= (at >= one.start) & (at < one.end + DATE_HALF_LIFE_DAYS * DAY_SECONDS)
-        parts.append((inside & (shelf.head[: shelf.used] == np.arange(shelf.used))).nonzero()[0][-MAX_DATED_EXAMINED:])
+        if asked.personal:
+            inside |= (shelf.flags[: shelf.used] & (PERSONAL | NOTED)) > 0
+        parts.append((inside & (shelf.head[: shelf.used] == np.arange(shelf.used))).nonzero()[0][-MAX_WANTED_EXAMINED:])
     rows = stack.join_rows(parts)
-    if len(rows) > MAX_DATED_ITEMS:
+    if len(rows) > MAX_WANTED_ITEMS:
         near = stack.compute_similarity(db, "vectors", rows, asked.vector)
-        rows = np.sort(rows[np.argpartition(-near, MAX_DATED_ITEMS)[:MAX_DATED_ITEMS]])
+        rows = np.sort(rows[np.argpartition(-near, MAX_WANTED_ITEMS)[:MAX_WANTED_ITEMS]])
     return rows
 
 

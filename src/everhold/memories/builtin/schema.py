@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "6"
+VERSION: Final = "7"
 """Raised whenever the derived content changes. A file of another version is rebuilt."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768

@@ -36,7 +36,7 @@ from everhold.core.entries import (
     encode_body,
 )
 from everhold.core.people import PeopleEvent, build_directory, can_hear
-from everhold.core.recall import RecallRecord
+from everhold.core.recall_blobs import read_record
 from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.outbox.platform import DRAFT_PART
 from everhold.ports.memory import ErasureState
@@ -442,7 +442,7 @@ def check_recalled_audiences(facts: SimFacts) -> Iterator[str]:
             blob = facts.blobs.get(body.why) if isinstance(body, Thought) and body.why else None
             if blob is None or entry.op is None:
                 continue
-            why = msgspec.json.decode(blob, type=RecallRecord)
+            why = read_record(blob)
             since = epochs.get(entry.op, 0)
             moments = [since, *(it.n for it in facts.people_events if it.n > since and it.at <= entry.at)]
             directories = [build_directory(it for it in facts.people_events if it.n <= n) for n in moments]

@@ -23,13 +23,16 @@ from everhold.core.entries import (
     EntryPinned,
     Erased,
     Heard,
+    Noted,
     OperationsUndone,
     Returned,
+    Said,
     Thought,
     Took,
     ToolCall,
 )
 from everhold.core.pins import build_pinned
+from everhold.core.recall_blobs import restore_text
 from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 CONVERSATION_KINDS: Final = {"done", "failed", "stopped", "interrupted"}
@@ -250,8 +253,16 @@ def reconstruct_request(
     recall = thought.body.recall
     if recall and recall not in blobs:
         raise InexactReading
-    current = reading.read_turn(thought.op, before=thought.seq, recalled=blobs[recall].decode() if recall else "")
+    recalled = restore_text(blobs[recall], _collect_texts(logs)) if recall else ""
+    if recalled is None:
+        raise InexactReading
+    current = reading.read_turn(thought.op, before=thought.seq, recalled=recalled)
     return ModelRequest(system=system, messages=(*reading.read_history(pins[-1]), *current), tools=tuple(tools))
+
+
+def _collect_texts(logs: Logs) -> dict[tuple[str, int], str]:
+    entries = (entry for log in logs.values() for entry in log)
+    return {(it.session, it.seq): it.body.text for it in entries if isinstance(it.body, Heard | Said | Noted)}
 
 
 def _format_summary(compression: Compressed) -> str:

@@ -1,0 +1,102 @@
+"""Function words of several languages: they carry no topic, and the first person tells that somebody speaks of
+themselves. English has its own list of stop words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from everhold.memories.builtin.tokenizing import STOP_WORDS, split_words
+
+_FUNCTION_WORDS: Final = {
+    "de": """aber alle alles als also am an auch auf aus bei bin bis bist da damit dann das dass dein deine dem den der
+    des dich die dir doch du durch ein eine einem einen einer eines er es etwas euch für gegen gibt hab habe haben hast
+    hat hatte ich ihm ihn ihr im in ist ja kann kannst können machen mein meine meinem meinen meiner mich mir mit nach
+    nicht noch nur ob oder ohne schon sein seine sich sie sind so über um und uns unser von vor wäre wann war
+    waren warum was weißt welche welcher welches wem wen wenn wer wie wieder wir wird wo wohin zu zum zur erzähl
+    erzähle sag sage mag will wissen""",
+    "es": """al algo alguna ante como cómo con contra cual cuál cuales cuáles cuando cuándo de del desde donde
+    dónde durante e el él ella ellos en entre era eres es esa ese eso esta está están este esto fue ha había hace han
+    hasta hay he la las le les lo los mas más me mi mí mis muy nada ni no nos nuestra nuestro o para pero por porque
+    qué que quién quien sabes se ser si sí sido sin sobre son soy su sus también te ti tiene tienes tengo tu tú tus un
+    una unos y ya yo dime cuéntame quiero gusta""",
+    "fr": """ai aie au aux avec avez avait c ce ces cela cette chez comment d dans de des du elle en es est et ête eu
+    eux fait il ils j je l la le les leur lui m ma mais me mes moi mon n ne nos notre nous où ou par pas pour pourquoi
+    qu quand que quel quelle quelles quels qui quoi s sa sais sans se ses si son suis sur ta te tes toi ton tu un une
+    vos votre vous y était été dis parle raconte veux aime""",
+    "pt": """a ao aos as com como da das de dela dele do dos e ela ele em era é essa esse esta está este eu foi há
+    isso isto já lhe mais mas me meu meus mim minha minhas muito na não nas nem no nos nós o onde os ou para pela
+    pelo por porque qual quais quando que quem sabe sabes se sem ser seu sobre sou sua são também te tem tenho teu
+    tu tua um uma você diga conte quero gosto""",
+    "it": """a ad ai al alla anche che chi ci come con cosa da dal dei del della di dove e è era gli ha hai ho i il in
+    io l la le lo loro ma me mi mia mie miei mio nel nella no noi non o per perché più quale quali quando quello
+    questo qui sa sai se sei si sono su sua suo ti tu tua tuo un una dimmi voglio piace""",
+    "ru": """а без бы был была были было в вам вас во вот все всё вы где да для до его ее её если
+    есть же за знаешь знаете и из или им их к как какая какие какое какой когда кто ли
+    меня мне мной моей мои мой моя моё мы на нас не него нет ни но о об обо он
+    она они от по почему при про с со так там твой тебе тебя то только ты у уже что
+    чтобы это этот я расскажи скажи хочу люблю нравится""",
+    "hi": """और का की के को क्या कहाँ कहां कब कौन कैसे किस किसने कौनसा क्यों था थी थे ने पर में मैं मुझे
+    मुझ मेरा मेरी मेरे हम है हैं हूँ हूं हो से तुम आप यह वह जो तो भी नहीं बारे जानते जानती
+    जानता पता बताओ करता करती एक""",
+    "ar": """أنا انا أنت عن عني ما ماذا من متى أين اين كيف لماذا هل في على إلى الى هو هي هذا هذه
+    كان كانت لي لك مع لا لم قد تعرف تعرفين أخبرني الذي التي أو و يا أي كم""",
+}
+_FIRST_PERSON: Final = """i me my mine myself ich mich mir mein meine meinem meinen meiner meines yo mí mi mis je j moi mon
+ma mes eu mim meu minha meus minhas io mio mia miei mie я меня мне мной мой моя моё мои моей मैं मुझे मेरा
+मेरी मेरे أنا انا عني لي soy tengo vivo trabajo gusta sono ho sou tenho suis ai"""
+_DENSE_FIRST_PERSON: Final = ("我", "私", "僕", "俺", "저는", "제", "나는", "내", "나에", "저에")
+_DENSE_QUESTION_PARTS: Final = sorted(
+    """你 您 知道 了解 关于 關於 我 的 什么 什麼 事情 事 吗 嗎 呢 哪些 啥 是 谁 誰 喜欢 喜歡 想要 想 告诉 告訴 有 对 對 一下 所
+    私 僕 俺 について のこと こと 何 を 知っていますか 知っている 知ってる 知って いますか ますか ですか が は 誰 好き 教えて です の いる か
+    나에 저에 대해 대하여 무엇을 뭘 뭐 알고 있니 있나요 있어요 있어 있습니까 알아 알아요 나는 저는 누구 누구야 좋아해 좋아하는 내가 제가 내 제 것
+    말해줘 알려줘 야 이야""".split(),
+    key=len,
+    reverse=True,
+)
+
+FIRST_PERSON: Final = frozenset(split_words(_FIRST_PERSON))
+ENGLISH_GENERIC: Final = frozenset("know remember tell like want need love hate prefer think describe myself".split())
+"""What a question about oneself asks for, beside stop words."""
+WISHES: Final = frozenset("like want need love hate prefer".split())
+FUNCTION_WORDS: Final = {language: frozenset(split_words(words)) for language, words in _FUNCTION_WORDS.items()}
+MIN_FUNCTION_WORDS: Final = 2
+"""So many function words of a language show that a question is in it."""
+
+
+def find_function_words(words: Sequence[str]) -> frozenset[str]:
+    """Return the function words of the language that a question is in: of the one that has most of its words."""
+    best, most = STOP_WORDS, sum(word in STOP_WORDS for word in words)
+    for known in FUNCTION_WORDS.values():
+        count = sum(word in known for word in words)
+        if count > most and count >= MIN_FUNCTION_WORDS:
+            best, most = known, count
+    return best
+
+
+def select_wishes(text: str) -> str:
+    """Return of a question about oneself only the words for likes and wishes; it has no other topic."""
+    return " ".join(word for word in split_words(text) if word in WISHES)
+
+
+def is_first_person(text: str) -> bool:
+    """Whether somebody speaks of themselves, in one of the languages."""
+    return not FIRST_PERSON.isdisjoint(split_words(text)) or (
+        not text.isascii() and any(part in text for part in _DENSE_FIRST_PERSON)
+    )
+
+
+def is_about_oneself(text: str) -> bool:
+    """Whether a question asks for nothing else than the person who asks: "What do you know about me?"."""
+    if not is_first_person(text):
+        return False
+    words = split_words(text)
+    plain = find_function_words(words)
+    if words and all(word in plain or (plain is STOP_WORDS and word in ENGLISH_GENERIC) for word in words):
+        return True
+    if text.isascii():
+        return False
+    for part in _DENSE_QUESTION_PARTS:
+        text = text.replace(part, " ")
+    return not any(map(str.isalnum, text))
