@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.generators import send
 
 from everhold.errors import InvalidRequest, StoreError
 from everhold.stores.postgres.errors import INVALID_VALUE_ERRORS, is_connection_lost, translate_error
@@ -123,6 +124,7 @@ def _finish_pipeline(
     try:
         pipeline._enqueue_sync()
         yield from communicate()
+        yield from send(pipeline.pgconn)  # large values do not fit into the buffers at once
     finally:
         yield from pipeline._fetch_gen(flush=False)
 
