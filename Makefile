@@ -47,16 +47,17 @@ format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 PROVE_seeds := tests/sim/test_schedules.py
 PROVE_mutants := tests/sim/test_mutants.py
 PROVE_kills := tests/kill
+PROVE_hosts := tests/hosts
 PROVE_services := tests/memories tests/hermes
 # One process runs all tests of a file, because each process that runs one of them starts its own servers.
 DIST_services := --dist loadfile
 PROVE_platforms := tests/platforms
 PROVE_fuzz := tests/hostile
-PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_services) $(PROVE_platforms) $(PROVE_fuzz))
+PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_hosts) $(PROVE_services) $(PROVE_platforms) $(PROVE_fuzz))
 
-prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCHO),.honcho/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|services|platforms|fuzz|rest
+prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCHO),.honcho/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|hosts|services|platforms|fuzz|rest
 	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
-	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, services, platforms, fuzz or rest'; exit 2; }
+	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, hosts, services, platforms, fuzz or rest'; exit 2; }
 	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_FUZZ=$(FUZZ) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
 	  $(BIN)/python -m pytest -n $(JOBS) $(DIST_$(PART)) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 

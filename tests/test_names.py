@@ -442,10 +442,10 @@ def test_a_log_event_is_a_noun_and_a_participle() -> None:
 UNITS = {"seconds", "bytes", "tokens", "usd", "total", "ratio", "items", "chars"}
 """How the name of a metric may end. A metric without a unit counts the noun that it names."""
 COUNTED = set(
-    "agents cursors_due cursors_failing dead_letters dead_letters_in_doubt http_streams messages_held messages_pending"
-    "".split()
+    "accounts_held agents cursors_due cursors_failing dead_letters dead_letters_in_doubt hosts http_streams "
+    "messages_held messages_pending".split()
 )
-FLAGS = {"memory_failing", "ready"}
+FLAGS = {"draining", "memory_failing", "ready"}
 """1 or 0."""
 
 

@@ -8,10 +8,11 @@ import functools
 import getpass
 import os
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from everhold import __version__
 from everhold.admin.backups import StoreBackups, list_copies, render_copy
@@ -22,9 +23,10 @@ from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.builtin_toolbox import BuiltinToolbox
+from everhold.assembly.host_membership import HostMembership
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
-from everhold.assembly.stores import open_home_store
+from everhold.assembly.stores import open_file_store, open_server_store
 from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
 from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
@@ -36,7 +38,7 @@ from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
-from everhold.engine.supervisor import WorkerSupervisor
+from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import Refused, StoreError, StoreFull
 from everhold.infra.backup_files import choose_directory, list_backups, list_set_aside
 from everhold.infra.child_process import ChildProcesses
@@ -55,12 +57,14 @@ from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as bu
 from everhold.platforms import agent as between
 from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
-from everhold.ports.hosts import CommitHint
+from everhold.ports.hosts import CommitHint, HostStatus
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
+from everhold.ports.store_files import OpenStore
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
 from everhold.tools.memory import build_memory_tools
+from everhold.tools.schedule import ScheduleTool
 from everhold.tools.search import SessionSearchTool
 from everhold.tools.send import SendTool
 
@@ -117,6 +121,13 @@ def build_plugin_check() -> ValidatePlugin:
     return make_plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
 
 
+class OpenedHome(NamedTuple):
+    """The lock of a home, and the store of this home."""
+
+    lock: HomeLock
+    store: OpenStore
+
+
 class GatewayApp:
     """The process of one home, from acquiring its lock to releasing it.
 
@@ -132,7 +143,9 @@ class GatewayApp:
         log: StructuredLogger,
         environ: Mapping[str, str],
         clock: Clock | None = None,
+        opened: OpenedHome | None = None,
     ) -> None:
+        """Use `open`, unless the store is a file. `opened` is the home's lock and a store on a server."""
         self.home = home
         self.start_settings = settings
         """The settings at the start of this process. Some of them stay in force until the next start."""
@@ -141,7 +154,7 @@ class GatewayApp:
         log.redaction.add_secrets(*(secret.reveal() for secret in settings.list_secrets()))
         self.clock = clock or SystemClock()
         self.chance = SystemRandomSource()
-        self._open_store()
+        self._open_store(opened)
         self._build_agents(settings)
         self._build_ingress()
         self._build_engine()
@@ -149,20 +162,43 @@ class GatewayApp:
         self._build_admin(settings)
         self._build_api()
         self.tasks: list[asyncio.Task[None]] = []
+        self.drain_requested = asyncio.Event()
+
+    @classmethod
+    async def open(
+        cls,
+        home: Home,
+        settings: Settings,
+        *,
+        log: StructuredLogger,
+        environ: Mapping[str, str],
+        clock: Clock | None = None,
+    ) -> GatewayApp:
+        """Open the configured store, and build the objects."""
+        if not settings.store.is_server:
+            return cls(home, settings, log=log, environ=environ, clock=clock)
+        log.redaction.add_secrets(*(secret.reveal() for secret in settings.list_secrets()))
+        lock = HomeLock(home.lock).acquire()
+        try:
+            store = await open_server_store(home, settings.store, chance=SystemRandomSource())
+        except BaseException:
+            lock.release()
+            raise
+        try:
+            return cls(home, settings, log=log, environ=environ, clock=clock, opened=OpenedHome(lock, store))
+        except BaseException:
+            await store.close()
+            lock.release()
+            raise
 
     # -- building, in this order -------------------------------------------------------------------------------------
 
-    def _open_store(self) -> None:
+    def _open_store(self, opened: OpenedHome | None) -> None:
         """Acquire the home's lock and open the store. The engine uses store and clock only through `gates`."""
         home, log, chance = self.home, self.log, self.chance
-        self.lock = HomeLock(home.lock).acquire()
         self.machine_locks = contextlib.ExitStack()
-        try:
-            require_store(home)
-            self.store = open_home_store(home, chance=chance, now=self.clock.now)
-        except BaseException:
-            self.lock.release()
-            raise
+        opened = opened or self._open_file_store()
+        self.lock, self.store = opened
         if self.store.upgrade_backup is not None:
             log.info("store.upgraded", backup=str(self.store.upgrade_backup))
         self.disk_guard = DiskGuard(DiskReserve(home.disk_reserve), log=log)
@@ -171,6 +207,26 @@ class GatewayApp:
         self.wakeups = Wakeups()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
         self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
+        self.hosts = HostMembership(
+            self.store,
+            owner=owner,
+            name=self.start_settings.store.host_name or socket.gethostname(),
+            clock=self.clock,
+            chance=chance,
+            log=log,
+            lease_seconds=self.start_settings.store.lease_seconds / 2,
+        )
+
+    def _open_file_store(self) -> OpenedHome:
+        if self.start_settings.store.is_server:
+            raise AssertionError("a store on a server is opened by `GatewayApp.open`")
+        lock = HomeLock(self.home.lock).acquire()
+        try:
+            require_store(self.home)
+            return OpenedHome(lock, open_file_store(self.home, chance=self.chance, now=self.clock.now))
+        except BaseException:
+            lock.release()
+            raise
 
     def _build_agents(self, settings: Settings) -> None:
         """Build the agents with their models, memories and tools. Accounts add their platforms to `platforms` later."""
@@ -276,6 +332,8 @@ class GatewayApp:
             get_today=self.agents.get_today,
             on_text=self._on_text,
             peers=self.peers,
+            poll_seconds=None if self.store.is_exclusive else self.start_settings.store.poll_seconds,
+            lease_seconds=LEASE_SECONDS if self.store.is_exclusive else self.start_settings.store.lease_seconds,
         )
 
     def _build_outside(self) -> None:
@@ -293,6 +351,8 @@ class GatewayApp:
             keep=self.keep_running,
             locks=lambda: find_locks_directory(environ),
             chat_aliases=self.chat_aliases,
+            owner=self.gates.owner,
+            lease_seconds=self.start_settings.store.lease_seconds / 2,
         )
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
@@ -412,8 +472,9 @@ class GatewayApp:
 
         Without `listen`, platform accounts and schedules do not start, for a process that ends after one answer.
         """
-        self._hold_machine_locks()
+        await self.hosts.join()
         if self.store.is_exclusive:
+            self._hold_machine_locks()
             await self.store.revoke_leases(owner=self.gates.owner)
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
@@ -435,6 +496,7 @@ class GatewayApp:
             ("rebuilding", self.memory_admin.rebuilder.keep_rebuilding),
             ("disk_guard", self.disk_guard.watch_space),
             ("pairing", self._keep_tidying_pairing),
+            ("hosts", self.hosts.keep_renewing),
             ("held", self._keep_taking_over),
             ("shared_records", self._keep_shared_records),
         ):
@@ -446,6 +508,7 @@ class GatewayApp:
             task = self.keep_running("schedules", self.schedules.run)
             self.tasks.append(asyncio.create_task(task, name="schedules"))
         await self._open_local_server()
+        await self.hosts.publish_settings(self.agents.settings)
         return waiting
 
     async def _open_local_server(self) -> None:
@@ -500,6 +563,8 @@ class GatewayApp:
                 confirm_tools=self.confirm_tools,
                 take_note=self.quotas.take_note,
                 count_refusals=self._count_refusals,
+                describe_hosts=self._describe_hosts,
+                drain=self.request_drain,
                 whisper=self.admission.send_outside_session,
             ),
         )
@@ -514,6 +579,7 @@ class GatewayApp:
         )
         await self.http_server.start()
         self.url = self.http_server.url
+        await self.hosts.announce(self.url)
         return self.url
 
     async def create_login_link(self) -> str:
@@ -529,9 +595,14 @@ class GatewayApp:
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Wait up to `seconds` for running work, then close everything. Unfinished work resumes at the next start."""
+        if self.tasks:
+            await self._announce_drain()
         await self.accounts.stop_listening()
         await self.held_messages.close()
+        until = self.clock.monotonic() + seconds
         await self.supervisor.drain(seconds)
+        if not self.store.is_exclusive:  # other hosts answer what callers of this one wait for
+            await self.tail.finish_reply_waits(max(0.0, until - self.clock.monotonic()))
         self.tail.close()
         if self.http_server is not None:
             await self.http_server.stop()
@@ -547,9 +618,30 @@ class GatewayApp:
         await self.mcp.close()
         await self.agents.close()
         await self.index.close()
+        await self.hosts.leave()
         await self.store.close()
         self.machine_locks.close()
         self.lock.release()
+
+    async def request_drain(self) -> None:
+        """Take nothing new from now on, and ask the command that runs this process to stop it."""
+        await self._announce_drain()
+        self.drain_requested.set()
+
+    async def settle(self, hurry: asyncio.Event) -> None:
+        """Say that this process ends, and work unchanged until proxies have noticed it."""
+        await self._announce_drain()
+        seconds = self.watcher.settings.drain.settle_seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await hurry.wait()
+
+    async def _announce_drain(self) -> None:
+        """Say at once, here and to other hosts, that this process takes nothing new."""
+        try:
+            await self.hosts.start_draining()
+        except StoreError as error:
+            self.log.error("store.failed", what="drain", error=error)
 
     # -- reporting ---------------------------------------------------------------------------------------------------
 
@@ -562,6 +654,8 @@ class GatewayApp:
         """Why messages are not accepted now; empty if they are."""
         if fault := self.fatal_error:
             return str(fault)
+        if self.hosts.is_draining:
+            return "the gateway is draining"
         return "the disk is full" if self.disk_guard.is_full else ""
 
     def describe(self) -> dict[str, Any]:
@@ -589,6 +683,22 @@ class GatewayApp:
             "restart": self._list_restart_settings(settings),
             "refused": [render_problem(problem) for problem in refused.problems] if refused else [],
             "store": self._explain_not_accepting(),
+            "store_kind": "sqlite" if self.store.files is not None else "postgresql",
+            "host": self.hosts.record.name,
+            "draining": self.hosts.is_draining,
+            "held_accounts": self.accounts.list_held(),
+        }
+
+    async def _describe_hosts(self) -> dict[str, Any]:
+        """The hosts of a shared store, for `everhold hosts`."""
+        return {
+            "shared": self.hosts.is_shared,
+            "hosts": [
+                render_host(it, own=it.host.id == self.gates.owner, differ=self.hosts.differences)
+                for it in await self.hosts.list_hosts()
+            ],
+            "hints": self.store.notifier.reaches_other_hosts,
+            "clock_difference_seconds": self.hosts.clock_difference,
         }
 
     def _describe_accounts(self) -> list[dict[str, Any]]:
@@ -655,6 +765,7 @@ class GatewayApp:
             self.tasks.append(asyncio.create_task(self._apply_people(), name="people"))
             self.tasks.append(asyncio.create_task(self._probe_machine(), name="probe_machine"))
             self.tasks.append(asyncio.create_task(self._retry_now(), name="retry_now"))
+            self.tasks.append(asyncio.create_task(self.hosts.publish_settings(settings), name="hosts"))
 
     async def _probe_machine(self) -> None:
         """Find out which built-in tools work on this machine, and offer those."""
@@ -818,6 +929,9 @@ class GatewayApp:
             memory = self._build_builtin_memory(settings.name)
             search = SessionSearchTool(memory, self.store, notes=self.agents.fact_cache)
             found.add("session_search", {"session_search": search})
+        if "schedule" in settings.tools:
+            schedule = ScheduleTool(self.store, self.clock, self.chance, lambda: self.agents.settings.zone)
+            found.add("schedule", {"schedule": schedule})
         for name, tools in self.toolbox.build_tools(settings).items():
             found.add(name, tools)
         # What a server or a plug-in says about its tools gives them no rights.
@@ -863,6 +977,25 @@ class GatewayApp:
     def _on_text(self, session: str, op: int, delta: str | None) -> None:
         for watcher in self.text_watchers:
             watcher(session, op, delta)
+
+
+def render_host(status: HostStatus, *, own: bool, differ: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    host = status.host
+    return {
+        "id": host.id,
+        "name": host.name,
+        "version": host.version.program,
+        "schema": host.version.schema,
+        "url": host.url,
+        "alive": status.is_alive,
+        "draining": status.is_draining,
+        "own": own,
+        "started_seconds": status.seconds_since_start,
+        "renewed_seconds": status.seconds_since_renewal,
+        "accounts": list(status.accounts),
+        "cursors": dict(status.cursors),
+        "settings_differ": [] if own else list(differ.get(host.name, ())),
+    }
 
 
 def render_problem(problem: ConfigProblem) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from everhold.infra.home import Home
 
 SAMPLE = """\
 # The sample
-store: sqlite                            # the only store so far
+store: sqlite                            # a file in the home
 timezone: Europe/Berlin
 http: {host: 127.0.0.1, port: 8765, tokens: [{name: me, token_env: EVERHOLD_TOKEN, person: ada, role: operator}]}
 models:

@@ -46,7 +46,7 @@ def test_no_configuration_is_needed(home: Home) -> None:
     assert settings.models[agent.model].provider == "offline"
     assert [memory.provider for memory in agent.memories] == ["builtin"]
     assert (settings.http.host, settings.http.port) == ("127.0.0.1", 8765)
-    assert settings.store == "sqlite"
+    assert not settings.store.is_server
     assert settings.problems == ()
     assert settings.revision
 
@@ -248,7 +248,7 @@ backup: [1]
 nonsense: 1
 """)
     expected = [
-        "config.yaml:1: store: must be `sqlite`, the only store so far → ",
+        "config.yaml:1: store: is neither `sqlite` nor a section → ",
         "config.yaml:2: timezone: is not a time zone known here → did you mean `Europe/Berlin`?",
         "config.yaml:3: http.hst: unknown key → did you mean `host`?",
         "config.yaml:3: http.port: must be a whole number",
@@ -302,8 +302,11 @@ nonsense: 1
         ("http: {host: 0.0.0.0}", "accepts connections from other machines without a token"),
         ("mcp: {a: {}}", "needs either a command or a url"),
         ("mcp: {a: {command: [x], effects: {t: twice}}}", "must be `pure`, `keyed`, `probe` or `once`"),
-        ("store: {url: 'postgresql://h/d'}", "store.url: is not supported yet"),
-        ("store: {path: x}", "store: must be `sqlite`, the only store so far → write store: sqlite"),
+        ("store: {url: 'sqlite://h/d'}", "store.url: is not the address of a PostgreSQL database"),
+        ("store: {url: 'postgresql://h/d?password=x'}", "store.url: holds a password"),
+        ("store: {url: 'postgresql://h/d', url_env: PATH_TO}", "PATH_TO is not set"),
+        ("store: {password_env: PW}", "PW is not set"),
+        ("store: {path: x}", "store.path: unknown key"),
         ("timezone: ../etc/passwd", "is not a time zone"),
         ("models: {a: {provider: openai, name: x}}\ndefaults: {budget: {usd_per_day: 1}}", "models.a: has no price"),
         ("agents: {a: {memories: [{name: builtin, write: 0}]}}", "agents.a.memories[0].write: must be `turn`"),

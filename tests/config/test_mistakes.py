@@ -98,7 +98,8 @@ def test_config_check_prints_the_same_problems(home: Home, capsys: pytest.Captur
 
 
 def test_an_unknown_tool_is_reported_with_the_known_ones(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    home.config.write_text("agents:\n  main:\n    tools: [web_search]\n")
+    home.config.write_text("agents:\n  main:\n    tools: [weather]\n")
     assert main(["--home", str(home.path), "config", "check"]) == 0
     said = capsys.readouterr().out
-    assert "there is no tool 'web_search' (there is: attach, files, memory, send, session_search, shell)" in said
+    known = "attach, files, memory, schedule, send, session_search, shell, web_fetch"
+    assert f"there is no tool 'weather' (there is: {known})" in said

@@ -6,8 +6,8 @@ from everhold.core.builtin_tools import BUILTIN_TOOLS, OWN_WORDS_TOOLS, SELECTAB
 
 
 def test_each_column_has_its_documented_tools() -> None:
-    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send", "files", "shell")
-    assert {"memory", "remember", "conclude", "send", "file_write", "file_edit"} == OWN_WORDS_TOOLS
+    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send", "files", "schedule", "shell", "web_fetch")
+    assert {"memory", "remember", "conclude", "send", "file_write", "file_edit", "schedule"} == OWN_WORDS_TOOLS
 
 
 def test_a_tool_has_one_row_and_a_reason() -> None:

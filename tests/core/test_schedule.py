@@ -250,3 +250,39 @@ def test_a_clock_that_goes_back_fires_nothing_twice() -> None:
     assert find_due_tick(it, now=at("2026-11-01 13:30"), zone=BERLIN) is None
     assert find_due_tick(it, now=at("2026-11-01 14:00"), zone=BERLIN) is None
     assert find_due_tick(it, now=at("2026-11-01 15:00"), zone=BERLIN) == at("2026-11-01 15:00")
+
+
+@pytest.mark.parametrize(
+    "written, plain",
+    [
+        ("30 8 * * mon-fri", "30 8 * * 1-5"),
+        ("30 8 * * SUN", "30 8 * * 0"),
+        ("0 9 1 jan,jul *", "0 9 1 1,7 *"),
+        ("0 9 * Mar-May sat", "0 9 * 3-5 6"),
+    ],
+)
+def test_cron_knows_the_names_of_months_and_weekdays(written: str, plain: str) -> None:
+    named, numbered = parse_rule(f"{written} say hello"), parse_rule(f"{plain} say hello")
+    assert named is not None
+    assert numbered is not None
+    assert named[0] == numbered[0]
+    assert (named[1], named[2]) == (written, "say hello")
+
+
+def test_l_is_the_last_day_of_every_month() -> None:
+    found = parse_rule("0 9 L * * close the books")
+    assert found is not None
+    at = datetime.datetime(2028, 1, 15, tzinfo=datetime.UTC).timestamp()
+    days = []
+    for _ in range(4):
+        tick = find_next_tick(found[0], after=at, made=at, zone=datetime.UTC)
+        assert tick is not None
+        days.append(datetime.datetime.fromtimestamp(tick, datetime.UTC).strftime("%m-%d %H"))
+        at = tick
+    assert days == ["01-31 09", "02-29 09", "03-31 09", "04-30 09"]
+
+
+@pytest.mark.parametrize("text", ["30 8 * * monkey", "30 8 * foo *", "30 8 LL * *", "30 8 * * mon mon,"])
+def test_other_words_are_no_names(text: str) -> None:
+    found = parse_rule(text)
+    assert found is None or found[2], "the rest is the message"

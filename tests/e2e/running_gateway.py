@@ -68,7 +68,7 @@ class RunningGateway:
             load_home_settings(self.home, environ=self.environ),
             {"PATH": "/usr/bin:/bin", **_get_own_environment(), **self.environ},
         )
-        self._app = GatewayApp(self.home, settings, log=log, environ=environ, clock=self.clock)
+        self._app = await GatewayApp.open(self.home, settings, log=log, environ=environ, clock=self.clock)
         self._app.text_watchers.append(lambda session, op, piece: self.pieces.append(piece))
         await self._app.start()
         return self

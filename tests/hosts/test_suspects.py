@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from everhold.engine.suspects import TurnSuspects
-from everhold.ports.store import Claim, Store, name_cursor
+from everhold.ports.store import Claim, Operation, Store, name_cursor
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreClock, StoreScenario
 
@@ -87,4 +88,20 @@ async def test_a_turn_that_another_host_ended_is_no_suspect(hosts: TwoHosts) -> 
         await hosts.scenario.end_operation(turn.op, claim=claim, session=claim.session)
     assert suspects
     await suspects.refresh(hosts.there)
+    assert not suspects
+
+
+async def test_a_suspect_whose_worker_ends_while_the_store_is_asked_is_no_suspect_any_more() -> None:
+    """Found by the simulator: a read of a server takes a moment, in which its worker ended."""
+
+    class SlowStore:
+        async def get_time(self) -> float:
+            return 0.0
+
+        async def get_cursor(self, consumer: str, session: str) -> None:
+            suspects.clear(NAMES[0])
+
+    suspects = TurnSuspects([Operation(session="s", op=1, type="turn", state="running", first=1, last=0)])
+    assert suspects
+    assert await suspects.list_held_back(cast(Store, SlowStore()), at=1e9, running=()) == []
     assert not suspects

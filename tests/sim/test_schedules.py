@@ -15,7 +15,7 @@ from everhold.ports.hosts import AccountClaim, HostRecord, HostVersion
 from everhold.ports.store import Change, Step, Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store_scenario import SeededRandom
-from everhold.testing.kill.gates import KillableStore
+from everhold.testing.kill.gates import add_kill_points
 from everhold.testing.sim import statistics
 from everhold.testing.sim.mutants import MUTANTS
 from everhold.testing.sim.process import GatedStore
@@ -144,6 +144,7 @@ class RecordingProcess:
     """A process, its world and its kill switch, which only record the passed gates."""
 
     name = "p"
+    is_remote = False
 
     def __init__(self, disk: SqliteStore) -> None:
         self.disk = disk
@@ -171,11 +172,11 @@ class RecordingProcess:
 @pytest.mark.parametrize("method", sorted(list_writing_methods()))
 def test_every_writing_method_passes_a_crash_gate(tmp_path: Path, method: str) -> None:
     async def play() -> None:
-        store = KillableStore.open(tmp_path / "log.db", chance=SeededRandom(), inline=True)
+        store = SqliteStore.open(tmp_path / "log.db", chance=SeededRandom(), inline=True)
         step, write = WRITES[method]
         simulated, killed = RecordingProcess(store), RecordingProcess(store)
         await write(GatedStore(simulated))  # type: ignore[arg-type]  # the part of a process that it uses
-        store.kill_switch = killed.kill_switch  # type: ignore[assignment]
+        add_kill_points(store, killed.kill_switch)
         await write(store)
         assert simulated.passed == killed.passed == [(step, "before"), (step, "after")]
         await store.close()

@@ -120,6 +120,20 @@ async def confirm_tools(call: ApiCall) -> Response:
     return build_json_response(await call.context.gateway.confirm_tools(call.path["server"], given.digest))
 
 
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+async def list_hosts(call: ApiCall) -> Response:
+    """Return the hosts of a shared store, and what each holds."""
+    return build_json_response(await call.context.gateway.describe_hosts())
+
+
+async def start_draining(call: ApiCall) -> Response:
+    """Take nothing new, and end when the work is done or handed over."""
+    await call.context.gateway.drain()
+    return build_json_response({"draining": True}, status=202)
+
+
 # -- backups -----------------------------------------------------------------------------------------------------------
 
 

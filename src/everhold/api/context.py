@@ -75,6 +75,10 @@ class GatewayServices:
     take_note: Callable[[str, PersonRole, ChatLocation, int], Awaitable[QuotaRefusal | None]]
     """(identity, role, chat, size) -> the quota that refuses a note."""
     count_refusals: Callable[[], RefusalCounts]
+    describe_hosts: Callable[[], Awaitable[dict[str, Any]]]
+    """Returns the hosts of a shared store, and what each holds."""
+    drain: Callable[[], Awaitable[None]]
+    """Makes this gateway take nothing new, and end."""
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
 

@@ -14,7 +14,7 @@ from everhold.api.errors import ApiError, build_json_response
 from everhold.api.middleware import GuardMiddleware
 from everhold.api.request import ApiCall
 from everhold.core.consumers import MEMORY_PREFIX
-from everhold.ports.store import BudgetSpend, MemoryBacklog
+from everhold.ports.store import BudgetSpend, ConsumerCursor, MemoryBacklog
 from everhold.telemetry import metrics
 
 PROMETHEUS_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,6 +57,9 @@ class MetricsEndpoint:
             str(status): float(count) for status, count in (self.guard.response_counts if self.guard else {}).items()
         }
         use = call.context.gateway.count_refusals()
+        described = call.context.gateway.describe()
+        listed = (await call.context.gateway.describe_hosts())["hosts"]
+        hosts = Counter("draining" if it["draining"] else "alive" if it["alive"] else "dead" for it in listed)
         failing = {cursor.consumer for cursor in cursors if cursor.error}
         values: dict[metrics.MetricDefinition, float | Mapping[str, float]] = {
             metrics.MESSAGES_PENDING: await store.count_waiting(),
@@ -81,10 +84,20 @@ class MetricsEndpoint:
             metrics.MESSAGES_LIMITED_TOTAL: use.limited,
             metrics.MESSAGES_HELD: float(use.held),
             metrics.UPDATES_UNPARSED_TOTAL: use.unparsed,
+            metrics.HOSTS: hosts,
+            metrics.ACCOUNTS_HELD: dict.fromkeys(described["held_accounts"], 1.0),
+            metrics.OLDEST_DUE_SECONDS: _find_due_seconds(cursors, await store.get_time()),
+            metrics.DRAINING: int(described["draining"]),
             metrics.AGENTS: len(call.context.agents.settings.agents),
             metrics.READY: int(not call.context.get_trouble()),
         }
         return Response(metrics.render_prometheus(values), media_type=PROMETHEUS_MEDIA_TYPE)
+
+
+def _find_due_seconds(cursors: Iterable[ConsumerCursor], now: float) -> float:
+    """How long the oldest cursor that is due and that nobody holds has waited; 0 if there is none."""
+    free = (now - it.since - it.wait for it in cursors if not it.owner and it.since is not None)
+    return max((waited for waited in free if waited > 0), default=0.0)
 
 
 def _sum_agent_spending(spent: Iterable[BudgetSpend], what: Literal["tokens", "usd"]) -> dict[str, float]:

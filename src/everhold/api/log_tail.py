@@ -6,8 +6,9 @@ Entries are read from the log, and a lost hint delays a watcher by `POLL_SECONDS
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from everhold.core.entries import Entry, EntryKind
@@ -117,6 +118,9 @@ class LogTail:
     """Receives every commit and every piece of a reply. There is one per process."""
 
     def __init__(self) -> None:
+        self._reply_waits = 0
+        self._no_reply_wait = asyncio.Event()
+        self._no_reply_wait.set()
         self.closed = False
         self.commits: Counter[str] = Counter()
         """The number of commits of this process since it started, by step."""
@@ -177,6 +181,24 @@ class LogTail:
         """Return the pos of the newest entry."""
         self._end = await _find_newest_pos(store, self._end)
         return self._end
+
+    @contextlib.contextmanager
+    def count_reply_wait(self) -> Iterator[None]:
+        """Count a request that waits for a reply, for the length of a block."""
+        self._reply_waits += 1
+        self._no_reply_wait.clear()
+        try:
+            yield
+        finally:
+            self._reply_waits -= 1
+            if not self._reply_waits:
+                self._no_reply_wait.set()
+
+    async def finish_reply_waits(self, seconds: float) -> None:
+        """Wait until no request waits for a reply, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._no_reply_wait.wait()
 
     def close(self) -> None:
         """End all watches, because the gateway stops."""

@@ -76,7 +76,8 @@ async def follow_reply(
     clock = context.control.gates.clock
     until = clock.monotonic() + MAX_WAIT_SECONDS
     reader, after, due = _ReplyReader(session, seq), seq, True
-    with context.tail.watch(session, until=() if growing else OUTCOME_KINDS) as watch:
+    until_kinds = () if growing else OUTCOME_KINDS
+    with context.tail.count_reply_wait(), context.tail.watch(session, until=until_kinds) as watch:
         if growing:
             reader.pieces += context.tail.get_growing_reply(session)
         while not context.tail.closed:

@@ -637,6 +637,23 @@ _ROUTES: Final = (
         least=CallerRole.OPERATOR,
         fresh=True,
     ),
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/hosts",
+        admin.list_hosts,
+        "List the hosts of a shared store",
+        response_bodies={200: ResponseBody("The hosts, and what each holds.", schemas.HostListResponse)},
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "POST /api/drain",
+        admin.start_draining,
+        "End this gateway without losing work",
+        response_bodies={202: ResponseBody("The gateway is draining.", schemas.DrainResponse)},
+        refusal_statuses=(403,),
+        least=CallerRole.OPERATOR,
+        fresh=True,
+    ),
     # -- people --------------------------------------------------------------------------------------------------------
     ApiRoute(
         "GET /api/people",

@@ -805,6 +805,43 @@ class BackupResponse(Struct):
     removed: list[str]
 
 
+class HostView(Struct):
+    """A host of a shared store, and what it holds: accounts, and cursors by consumer."""
+
+    id: str
+    name: str
+    version: str
+    schema: int
+    url: str
+    alive: bool
+    draining: bool
+    own: bool
+    """Whether this is the host that answers."""
+    started_seconds: float
+    renewed_seconds: float
+    accounts: list[str]
+    cursors: dict[str, int]
+    settings_differ: list[str]
+    """The keys of the configuration that have another value there than on the host that answers."""
+
+
+class HostListResponse(Struct):
+    """The hosts of a shared store. Without one, `shared` is false and the list is empty."""
+
+    shared: bool
+    hosts: list[HostView]
+    hints: bool
+    """Whether hints of other hosts arrive. If not, only polling finds their commits."""
+    clock_difference_seconds: float
+    """How far the clock of the host that answers is ahead of the store's."""
+
+
+class DrainResponse(Struct):
+    """`draining`: the gateway takes nothing new and ends when its work is done or handed over."""
+
+    draining: bool
+
+
 class IdentityView(Struct):
     """An identity, and why it belongs to the person."""
 

@@ -20,18 +20,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from pydantic import BaseModel
 
 from everhold.config import AccountSettings, ConfigProblem, Settings, build_plugin_settings
 from everhold.core.commands import COMMAND_MENU
 from everhold.engine.state_updates import update_state_record
-from everhold.errors import EverholdError, HomeBusy, InvalidRequest, Refused
+from everhold.errors import EverholdError, HomeBusy, InvalidRequest, Refused, StoreError
 from everhold.infra.fetch import UrlFetcher
 from everhold.infra.home_lock import FileLock
 from everhold.infra.plugins import PLATFORM_PLUGINS, PluginCatalogue
 from everhold.infra.secret import SecretString
 from everhold.ingress.chat_records import ChatAliases
 from everhold.ports.clock import Clock, RandomSource
+from everhold.ports.hosts import AccountClaim, make_account_name
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import AcceptMessage, AcceptResult, IncomingMessage, Platform, SupportsClose
 from everhold.ports.plugin import AccountContext, FetchUrl, PluginContext
@@ -47,6 +49,11 @@ CLOSE_DELAY_SECONDS: Final = 40.0
 """How long a replaced adapter stays open for its running sends. It is longer than a send may take."""
 ADAPTER_ERRORS: Final = (ImportError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
 """Errors of a plug-in's adapter that disable its account. Others are bugs and are raised."""
+ACCOUNT_LEASE_SECONDS: Final = 15.0
+"""If the host that receives for an account dies, another one takes over after this time."""
+ACCOUNT_POLL_SECONDS: Final = 2.0
+"""How often a host checks whether an account that another host receives for is free."""
+RENEWALS_PER_LEASE: Final = 3
 TOKEN_RETRY_SECONDS: Final = 30.0
 """How often an account checks whether another process still listens with its token."""
 
@@ -66,6 +73,10 @@ class PlatformAccount:
     remedy: str = ""
     last_heard_at: float = 0.0
     """When it last received a message."""
+    claim: AccountClaim | None = None
+    """Held while this host receives for the account, if other hosts share the store."""
+    is_held_elsewhere: bool = False
+    """Another host receives for it. This one only sends."""
 
 
 class PlatformAccounts:
@@ -88,7 +99,10 @@ class PlatformAccounts:
         locks: Callable[[], Path],
         chat_aliases: ChatAliases | None = None,
         token_retry_seconds: float = TOKEN_RETRY_SECONDS,
+        owner: str = "",
+        lease_seconds: float = ACCOUNT_LEASE_SECONDS,
     ) -> None:
+        """`owner` names this process in the claims of accounts. It matters only if other hosts share the store."""
         self.accounts: dict[AccountKey, PlatformAccount] = {}
         self._platforms = platforms
         self._accept = accept
@@ -104,6 +118,9 @@ class PlatformAccounts:
         self._locks = locks
         self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
         self._token_retry_seconds = token_retry_seconds
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = min(ACCOUNT_POLL_SECONDS, lease_seconds / RENEWALS_PER_LEASE)
         self._settings: Settings | None = None
         self._problems: dict[AccountKey, ConfigProblem] = {}
         self._listening = False
@@ -170,12 +187,20 @@ class PlatformAccounts:
                 "platform": platform,
                 "account": name,
                 "agent": account.agent,
-                "listening": account.task is not None and not account.task.done() and not account.problem,
+                "listening": account.task is not None
+                and not account.task.done()
+                and not account.problem
+                and not account.is_held_elsewhere,
+                "elsewhere": account.is_held_elsewhere,
                 "trouble": account.problem,
                 "heard": account.last_heard_at,
             }
             for (platform, name), account in sorted(self.accounts.items())
         ]
+
+    def list_held(self) -> list[str]:
+        """The accounts that this host receives for, if other hosts share the store."""
+        return sorted(account.claim.account for account in self.accounts.values() if account.claim is not None)
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +258,9 @@ class PlatformAccounts:
             blob=self._store.get_blob,
             account_context=AccountContext(
                 account=name,
-                offsets=StoredPlatformOffsets(self._store, self._clock, platform=platform, account=name),
+                offsets=StoredPlatformOffsets(
+                    self._store, self._clock, platform=platform, account=name, get_claim=lambda: account.claim
+                ),
                 fetch=self._fetch,
                 chance=self._chance,
                 sleep=asyncio.sleep,
@@ -275,17 +302,79 @@ class PlatformAccounts:
             if ending:
                 await asyncio.wait(ending)
             while True:
-                with self._hold_tokens(account) as alone:
-                    if alone:
-                        return await self._run_listener(account)
-                await asyncio.sleep(self._token_retry_seconds)
+                if await self._try_to_listen(account):
+                    return
+                await asyncio.sleep(self._token_retry_seconds if account.problem else self._poll_seconds)
 
         platform, name = account.key
         work = self._keep(f"{platform}/{name}", listen)
         account.task = asyncio.get_running_loop().create_task(_await_work(work), name=f"listen {platform}/{name}")
 
+    async def _try_to_listen(self, account: PlatformAccount) -> bool:
+        """Listen if no other process does. Return whether the listener ended by itself."""
+        if not self._store.is_exclusive:
+            return await self._listen_as_holder(account)
+        with self._hold_tokens(account) as alone:
+            if alone:
+                await self._run_listener(account)
+        return alone
+
+    async def _listen_as_holder(self, account: PlatformAccount) -> bool:
+        """Claim the account, and listen as long as the claim holds. Of several hosts, only one receives for it."""
+        platform, name = account.key
+        claim = await self._store.claim_account(
+            make_account_name(platform, name), owner=self._owner, lease=self._lease_seconds
+        )
+        account.is_held_elsewhere = claim is None
+        if claim is None:
+            account.problem = account.remedy = ""
+            return False
+        account.claim = claim
+        renewing = asyncio.create_task(self._keep_claim(claim), name=f"hold {platform}/{name}")
+        try:
+            with self._hold_tokens(account) as alone:
+                if not alone:
+                    return False
+                self._log.info("account.claimed", platform=platform, account=name, fence=claim.fence)
+                return await self._listen_until(account, renewing)
+        finally:
+            account.claim = None
+            renewing.cancel()
+            with contextlib.suppress(StoreError):  # then its lease ends
+                await self._store.release_account(claim)
+
+    async def _listen_until(self, account: PlatformAccount, lost: asyncio.Task[None]) -> bool:
+        """Listen until `lost` ends, or the listener ends by itself."""
+        listening = asyncio.create_task(self._run_listener(account))
+        try:
+            await asyncio.wait({listening, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                await listening
+                return True
+            self._log.warning("account.lost", platform=account.key[0], account=account.key[1])
+            return False
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _keep_claim(self, claim: AccountClaim) -> None:
+        """Renew the claim of an account. Return when it is lost, or may be lost soon."""
+        renewed = self._clock.monotonic()
+        while self._clock.monotonic() - renewed < self._lease_seconds * (1 - 1 / RENEWALS_PER_LEASE):
+            await asyncio.sleep(self._lease_seconds / RENEWALS_PER_LEASE)
+            before = self._clock.monotonic()
+            try:
+                if not await self._store.renew_accounts([claim], lease=self._lease_seconds):
+                    return
+            except StoreError:
+                continue
+            renewed = before
+
     async def _run_listener(self, account: PlatformAccount) -> None:
         async def accept(incoming: IncomingMessage) -> AcceptResult:
+            if incoming.offset is not None and account.claim is not None:
+                offset = msgspec.structs.replace(incoming.offset, claim=account.claim)
+                incoming = msgspec.structs.replace(incoming, offset=offset)
             result = await self._accept(incoming)
             account.last_heard_at = self._clock.now()
             return result
@@ -357,9 +446,18 @@ def _is_same_account(one: PlatformAccount, other: PlatformAccount) -> bool:
 class StoredPlatformOffsets:
     """An account's offsets. Implements `ports.plugin.PlatformOffsets`."""
 
-    def __init__(self, store: Store, clock: Clock, *, platform: str, account: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        platform: str,
+        account: str,
+        get_claim: Callable[[], AccountClaim | None] = lambda: None,
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._get_claim = get_claim
         self._scope = make_state_scope(platform, account)
 
     async def read(self, name: str) -> str | None:
@@ -375,6 +473,7 @@ class StoredPlatformOffsets:
             scope=self._scope,
             at=self._clock.now(),
             decide=lambda _: value or None,
+            account=self._get_claim(),
         )
 
 

@@ -12,15 +12,20 @@ from typing import Final
 from everhold.assembly.agent_workspaces import AgentWorkspaces
 from everhold.config import AgentSettings, ConfigProblem
 from everhold.infra.child_process import NO_SANDBOX_MEANING, ChildProcesses, SandboxKind
+from everhold.infra.fetch import UrlFetcher
 from everhold.infra.workspace import WriteIntents
 from everhold.ports.clock import Clock
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
 from everhold.tools.files import FindWorkspace, build_file_tools
 from everhold.tools.shell import ShellLimits, ShellTool, find_shell_problem
+from everhold.tools.web_fetch import FetchUrl, WebFetchTool
 
 FILES: Final = "files"
 SHELL: Final = "shell"
+WEB_FETCH: Final = "web_fetch"
+MAX_PAGE_BYTES: Final = 5_000_000
+FETCH_AGENT: Final = "everhold (an agent gateway)"
 
 
 class BuiltinToolbox:
@@ -36,7 +41,9 @@ class BuiltinToolbox:
         clock: Clock,
         children: ChildProcesses,
         environ: Mapping[str, str],
+        fetch: FetchUrl | None = None,
     ) -> None:
+        self._fetch = fetch or UrlFetcher(most_bytes=MAX_PAGE_BYTES, is_packed_allowed=True, agent=FETCH_AGENT)
         self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store)
         self._intents = WriteIntents(home / "workspaces" / ".intents")
         self._clock = clock
@@ -51,6 +58,7 @@ class BuiltinToolbox:
         builders: dict[str, Callable[[], dict[str, Tool]]] = {
             FILES: lambda: build_file_tools(find_workspace, self._intents, self._clock),
             SHELL: lambda: self._build_shell(agent, find_workspace),
+            WEB_FETCH: lambda: {WEB_FETCH: WebFetchTool(self._fetch)},
         }
         return {name: build() for name, build in builders.items() if name in agent.tools}
 

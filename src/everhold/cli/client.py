@@ -129,6 +129,12 @@ class ApiClient:
         """Return version and role of the process that answers."""
         return await self._get("/health")
 
+    async def list_hosts(self) -> dict[str, Any]:
+        return await self._get("/api/hosts")
+
+    async def start_draining(self) -> dict[str, Any]:
+        return await self._post("/api/drain")
+
     async def show_status(self) -> dict[str, Any]:
         return await self._get("/api/status")
 

@@ -187,7 +187,7 @@ async def _open_in_process(
     log = open_log(clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream)
     if starts:
         adopt_stdlib(log)  # the server's warnings belong in the log lines, not between the lines of a chat
-    app = GatewayApp(home, settings, log=log, environ=os.environ)
+    app = await GatewayApp.open(home, settings, log=log, environ=os.environ)
     print_upgrade(app, screen)
     app.role = role
     try:

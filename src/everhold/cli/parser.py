@@ -183,6 +183,14 @@ def _add_running_commands(commands: _CommandGroup) -> None:
     )
     opened.add_argument("--token", default="", metavar="NAME", help="log in with the rights of this token")
     opened.add_argument("--no-browser", action="store_true", help="only print the link")
+    commands.add_command(
+        "drain",
+        "end the running gateway without losing work",
+        ("everhold drain", "the same as SIGTERM"),
+        module="drain",
+        about="Ends the running gateway: /ready answers 503 at once, nothing new is claimed, running turns end or are\n"
+        "handed over, and accounts and leases are released.",
+    )
     add_service_commands(commands)
 
 
@@ -230,6 +238,14 @@ def _add_inspection_commands(commands: _CommandGroup) -> None:
         module="status",
     )
     status.add_argument("--watch", action="store_true", help="repeat every two seconds")
+    commands.add_command(
+        "hosts",
+        "list the hosts of a shared store and what they hold",
+        ("everhold hosts", ""),
+        module="hosts",
+        about="Lists the hosts that share a PostgreSQL store: version, state, accounts and cursors. Keys of the\n"
+        "configuration that differ between hosts are named, without their values.",
+    )
     sessions = commands.add_group("sessions", "show logs and contexts of sessions", module="sessions", default="list")
     _add_session_views(sessions)
     _add_session_searches(sessions)
@@ -624,7 +640,24 @@ def _add_dead_letter_commands(commands: _CommandGroup) -> None:
     replay.add_argument("ids", nargs="*", type=_parse_number, metavar="N", help="ids from `everhold dead-letters list`")
 
 
+def _add_store_commands(commands: _CommandGroup) -> None:
+    store = commands.add_group("store", "move the store to a database server, or back", module="store")
+    move = store.add_command(
+        "move",
+        "move the whole store to a PostgreSQL database, or into a file",
+        ("everhold store move --to postgresql://everhold@db.example/everhold", "from the file in the home"),
+        ("everhold store move --to ~/.everhold/everhold.db", "back from the configured database"),
+        about="Moves sessions, cursors, people, erasures and files. No gateway may run. The copy is compared row by\n"
+        "row and audited before it is used; run an interrupted move again. The password of the database is read\n"
+        "from EVERHOLD_STORE_PASSWORD.",
+    )
+    move.add_argument(
+        "--to", required=True, metavar="URL|PATH", help="an empty database, or a file that does not exist"
+    )
+
+
 def _add_configuration_commands(commands: _CommandGroup) -> None:
+    _add_store_commands(commands)
     _add_setup_commands(
         commands.add_group(
             "setup", "configure a model, platform, memory or service and test it", module="setup", default="model"

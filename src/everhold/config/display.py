@@ -22,6 +22,8 @@ def show_settings(settings: Settings) -> dict[str, Any]:
     models = {name: _show_section(model) for name, model in settings.models.items()}
     shown = _show_section(settings)
     del shown["defaults"]
+    if not settings.store.is_server:
+        shown["store"] = "sqlite"
     shown["models"] = {name: model for name, model in models.items() if "." not in name}
     shown["agents"] = {name: _show_agent(agent, models) for name, agent in settings.agents.items()}
     return shown

@@ -82,10 +82,6 @@ def render_reference() -> str:
         model = _find_section(info.annotation)
         if name == "defaults":
             parts.append("\nThe keys are those of an agent.\n")
-        elif name == "store":
-            parts.append(
-                f"\n`{_format_default(info)}` if not given. A database server (`store: {{url: …}}`) is refused.\n"
-            )
         elif model is None:
             parts.append(f"\nA {_describe_kind(_get_hints(Settings)[name])}; `{_format_default(info)}` if not given.\n")
         else:

@@ -30,6 +30,7 @@ from everhold.config.settings import (
     McpSettings,
     MemorySettings,
     ModelSettings,
+    StoreSettings,
     TokenSettings,
     ToolSettings,
 )
@@ -369,15 +370,19 @@ def _resolve_chat(it: ResolvedConfig, chat: Any, account: RawSection) -> Any:
 
 
 def _resolve_store(it: ResolvedConfig, raw: Any) -> None:
-    """Refuse a database server. Nothing would be stored there, so ignoring the key would mislead the operator."""
-    if not isinstance(raw, dict) or "url" not in raw:
-        return
-    it.data["store"] = "sqlite"
-    it.report_problem(
-        ("store", "url"),
-        "is not supported yet: everhold stores everything in SQLite, in the home",
-        "remove `store`, or write store: sqlite",
-    )
+    """Resolve the address of the database. A missing one is fatal, because a message would go into another store."""
+    if raw == "sqlite":
+        it.data["store"] = {}
+    elif isinstance(raw, str):
+        it.report_problem(
+            ("store",), "is neither `sqlite` nor a section", "store: {url: postgresql://everhold@db.example/everhold}"
+        )
+        it.data["store"] = {}
+    elif isinstance(raw, dict):
+        filled = resolve_section(it, raw, StoreSettings, ("store",), needs=None)
+        for name in filled["=missing"]:
+            it.report_problem(("store",), f"{name} is not set", f"add the line {name}=… to {it.env_file}")
+        it.data["store"] = filled
 
 
 def _resolve_http(it: ResolvedConfig, raw: Any) -> None:

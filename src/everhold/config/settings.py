@@ -38,7 +38,7 @@ from everhold.config.values import (
     RoleName,
     SandboxName,
     SessionSharing,
-    StoreKind,
+    StoreUrl,
     Text,
     TimezoneName,
     TokenRole,
@@ -46,6 +46,8 @@ from everhold.config.values import (
     Usd,
     WritePolicy,
     build_value_error,
+    insert_password,
+    is_postgres_url,
     make_empty_mapping,
     parse_timezone,
 )
@@ -62,6 +64,64 @@ OPERATOR_TOKEN_ENV: Final = "EVERHOLD_OPERATOR_TOKEN"
 
 RESTART_KEYS: Final = ("store", "http.host", "http.port")
 """Keys that are read only when everhold starts, so a change needs a restart."""
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+class StoreSettings(ConfigSection):
+    url: StoreUrl = ""
+    """The address of a PostgreSQL database, without its password: `postgresql://everhold@db.example/everhold`. If not
+    given, the log is a SQLite file in the home."""
+    url_env: EnvName | None = None
+    """The variable with the address, in place of `url`. The address in it may contain the password."""
+    password_env: EnvName | None = None
+    """The variable with the password, if `url` needs one."""
+    poll_seconds: float = Field(default=0.5, ge=0.05, le=60)
+    """How often a host looks for work that another host accepted. Hints of the database make it faster."""
+    lease_seconds: float = Field(default=30.0, ge=3, le=600)
+    """How long after the death of a host another one continues its turns; its accounts move after half of that."""
+    connections: int = Field(default=8, ge=3, le=100)
+    """How many connections this host opens to the database."""
+    host_name: Text | None = None
+    """What this host is called in `everhold hosts`; the machine's name if not given."""
+    shared_paths: tuple[AbsolutePath, ...] = ()
+    """Folders that every host sees, such as a network file system. A plug-in may keep its files there."""
+    secret_url: SecretString | None = Field(default=None, validation_alias="=url")
+    password: SecretString | None = Field(default=None, validation_alias="=password")
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+
+    @model_validator(mode="after")
+    def _check_url(self) -> StoreSettings:
+        if self.url and self.url_env:
+            raise build_value_error("has both url and url_env", "remove one of them")
+        if self.password_env and not self.url:
+            raise build_value_error("has a password_env without a url", "add the url, or remove password_env")
+        if not self.is_server and (unused := sorted(self.model_fields_set & _SERVER_KEYS)):
+            raise build_value_error(
+                f"{unused[0]} has no effect without a url, because a file in the home has one host",
+                f"add url: postgresql://…, or remove {unused[0]}",
+            )
+        if self.secret_url is not None and not is_postgres_url(self.secret_url.reveal().strip()):
+            raise build_value_error(
+                f"the value of {self.url_env} is not the address of a PostgreSQL database",
+                "for example postgresql://everhold:PASSWORD@db.example/everhold",
+            )
+        return self
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the store is on a database server."""
+        return bool(self.url or self.url_env)
+
+    def build_dsn(self) -> SecretString:
+        """Return the address of the database with its password."""
+        if self.secret_url is not None:
+            return SecretString(self.secret_url.reveal().strip())
+        return SecretString(insert_password(self.url, self.password.reveal() if self.password else ""))
+
+
+_SERVER_KEYS: Final = frozenset({"poll_seconds", "lease_seconds", "connections", "host_name", "shared_paths"})
 
 
 # -- HTTP, models, memories --------------------------------------------------------------------------------------------
@@ -296,8 +356,9 @@ class AgentSettings(ConfigSection):
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
-    """The agent's tools: `memory`, `session_search`, `attach`, `files`, `shell`, an installed plug-in, or a name from
-    `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to turns below that role."""
+    """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `files`, `shell`, `web_fetch`, an installed
+    plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to
+    turns below that role."""
     workspace: WorkspaceSettings = WorkspaceSettings()
     """The folder of the tools `files` and `shell`."""
     shell: ShellSettings = ShellSettings()
@@ -614,11 +675,17 @@ class BackupSettings(ConfigSection):
     """Where backups go: an existing directory, perhaps on another disk; empty for `backups/` in the home."""
 
 
+class DrainSettings(ConfigSection):
+    settle_seconds: float = Field(default=0.0, ge=0, le=300)
+    """How long a gateway that ends works on unchanged while `/ready` answers 503, so that proxies notice it. 5 behind a
+    balancer."""
+
+
 class Settings(ConfigSection):
     """One revision of the configuration."""
 
-    store: StoreKind = "sqlite"
-    """Where the log is kept. `sqlite`, a file in the home, is the only store so far."""
+    store: StoreSettings = StoreSettings()
+    """Where the log is kept: in a SQLite file in the home, or in a PostgreSQL database that several hosts share."""
     timezone: TimezoneName = "UTC"
     """The time zone of budgets and schedules, and in which agents are told the time."""
     http: HttpSettings = HttpSettings()
@@ -649,6 +716,8 @@ class Settings(ConfigSection):
     """How much one sender, chat, account or token may use. Owners and operators have no quotas."""
     backup: BackupSettings = BackupSettings()
     """Backups of the store."""
+    drain: DrainSettings = DrainSettings()
+    """How the gateway ends, after SIGTERM or `everhold drain`."""
 
     default_agent: str = Field(default=DEFAULT_AGENT, validation_alias="=default_agent")
     """The agent that answers where no other is named."""

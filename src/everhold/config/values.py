@@ -9,6 +9,7 @@ import zoneinfo
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -83,10 +84,29 @@ def _suggest_zone(text: str) -> str:
     return f"did you mean `{near}`?" if near else "write an area and a city, such as Europe/Berlin, or UTC"
 
 
-def _store_kind(value: object) -> str:
-    if value != "sqlite":
-        raise build_value_error("must be `sqlite`, the only store so far", "write store: sqlite, or remove the key")
-    return "sqlite"
+def _validate_store_url(text: str) -> str:
+    if text and not is_postgres_url(text):
+        raise build_value_error(
+            "is not the address of a PostgreSQL database", "for example postgresql://everhold@db.example/everhold"
+        )
+    if "password=" in text:
+        raise build_value_error("holds a password", "take it out of the URL, and name its variable in password_env")
+    return text
+
+
+def is_postgres_url(text: str) -> bool:
+    """Whether this can be the address of a PostgreSQL database. Several hosts are separated by commas."""
+    scheme, found, rest = text.partition("://")
+    path = rest.partition("?")[0].partition("/")[2]
+    return scheme in ("postgresql", "postgres") and bool(found) and bool(path) and not any(map(str.isspace, text))
+
+
+def insert_password(url: str, password: str) -> str:
+    """Return the address of a database with a password for its user."""
+    scheme, _, rest = url.partition("://")
+    place, slash, database = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    return f"{scheme}://{user}:{quote(password, safe='')}{at or '@'}{hosts}{slash}{database}" if password else url
 
 
 def _validate_write(value: object) -> str | int:
@@ -180,7 +200,7 @@ RoleName: TypeAlias = Literal["stranger", "known", "member", "owner"]
 TokenRole: TypeAlias = Literal["operator", "member", "service", "metrics"]
 InDoubtPolicy: TypeAlias = Literal["resend", "hold"]
 SessionSharing: TypeAlias = Literal["per-person", "shared"]
-StoreKind: TypeAlias = Annotated[Literal["sqlite"], BeforeValidator(_store_kind)]
+StoreUrl: TypeAlias = Annotated[str, AfterValidator(_validate_store_url)]
 WritePolicy: TypeAlias = Annotated[str | int, PlainValidator(_validate_write)]
 TimezoneName: TypeAlias = Annotated[str, AfterValidator(_validate_timezone)]
 FreeMapping: TypeAlias = Annotated[Mapping[str, Any], AfterValidator(freeze_value)]

@@ -15,6 +15,8 @@ class BuiltinTool(Struct, frozen=True, kw_only=True):
     """Whether `tools` of an agent's configuration may name it. `send` also comes with `send_to`, named or not."""
     own_words: bool
     """Whether it returns only words that the agent gave it. The result of any other tool counts as foreign words."""
+    writes_state: bool = False
+    """Whether its results may write state records. No tool of another author may."""
     part_of: str = ""
     """The name in `tools` that it comes with, if that is another one."""
     command: str = ""
@@ -36,10 +38,13 @@ BUILTIN_TOOLS: Final = (
     BuiltinTool(name="file_search", selectable=False, own_words=False, part_of="files"),
     BuiltinTool(name="file_write", selectable=False, own_words=True, part_of="files"),
     BuiltinTool(name="file_edit", selectable=False, own_words=True, part_of="files"),
+    BuiltinTool(name="schedule", selectable=True, own_words=True, writes_state=True),
     BuiltinTool(name="shell", selectable=True, own_words=False, command="command"),
+    BuiltinTool(name="web_fetch", selectable=True, own_words=False, sends="url"),
 )
 
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
+STATE_WRITING_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.writes_state)
 OWN_WORDS_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.own_words)
 _BY_NAME: Final = {tool.name: tool for tool in BUILTIN_TOOLS}
 

@@ -25,8 +25,8 @@ QUIETLY: Final = "quietly"
 
 
 SCHEDULE_LIST_WORDS: Final = ("", "list")
-SCHEDULE_REMOVE_WORDS: Final = ("remove", "delete")
-"""Words after `/schedule` that list the schedules or remove one. Everything else adds one."""
+SCHEDULE_REMOVE_WORDS: Final = ("remove", "delete", "pause", "resume")
+"""Words after `/schedule` that list the schedules, or remove or pause one. Everything else adds one."""
 
 # -- parsers of arguments ----------------------------------------------------------------------------------------------
 # A parser never raises. It returns what its command's handler takes as its second parameter.
@@ -142,7 +142,8 @@ COMMAND_SPECS: Final = (
     CommandSpec("memory", "Show or change memory", "[why | search WORDS | note TEXT | forget WORDS]", parse_subcommand),
     CommandSpec("sessions", "List your sessions"),
     CommandSpec("whoami", "Show who you are to everhold"),
-    CommandSpec("schedule", "List, add or remove scheduled messages", "[WHEN TEXT | remove ID]"),
+    CommandSpec("schedule", "List, add or change scheduled messages",
+                "[WHEN TEXT | remove ID | pause ID | resume ID]"),
     CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]"),
     CommandSpec("halt", "Silence every agent in this chat"),
     CommandSpec("wake", "Let the agents in this chat answer again"),

@@ -6,17 +6,19 @@ import datetime
 import re
 from typing import Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core.entries import ChatLocation
 
 MIN_INTERVAL_SECONDS: Final = 60.0
+MAX_SCHEDULES: Final = 20
+"""How many schedules one conversation may have."""
 MAX_LOOKAHEAD_DAYS: Final = 366 * 8
 """How far ahead ticks are searched. A 29th of February occurs in this time."""
 SCHEDULE_HELP: Final = (
     "/schedule in 20m TEXT, /schedule at 18:00 TEXT, /schedule tomorrow 9:00 TEXT, /schedule at 2027-01-31 09:00 TEXT, "
     "/schedule every 2h TEXT, /schedule daily 08:30 TEXT, /schedule mon,fri 18:00 TEXT, /schedule 30 8 * * 1-5 TEXT; "
-    "/schedule lists, /schedule remove ID"
+    "/schedule lists, /schedule remove ID, /schedule pause ID, /schedule resume ID"
 )
 
 _DAY_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -30,7 +32,15 @@ _IN_PATTERN: Final = re.compile("in" + _SPAN_PATTERN, re.IGNORECASE)
 _NEXT_TIME_PATTERN: Final = re.compile(r"(?:at|(tomorrow)(?:\s+at)?)\s+(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _DATE_PATTERN: Final = re.compile(r"at\s+(\d{4}-\d\d-\d\d)[ T](\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _NAMED_DAYS_PATTERN: Final = re.compile(r"(?:every\s+)?([a-z,]+)\s+(?:at\s+)?(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
-_CRON_PATTERN: Final = re.compile(r"((?:[\d*/,-]+\s+){4}[\d*/,-]+)(?:\s+|$)")
+_MONTH_NAMES: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_NUMBERS: Final = r"[\d*/,-]+"
+_MONTH_FIELD: Final = rf"(?:(?:\d+|{'|'.join(_MONTH_NAMES)}|\*)[-/,]?)+"
+_WEEKDAY_FIELD: Final = rf"(?:(?:\d+|{'|'.join(_DAY_NAMES)}|\*)[-/,]?)+"
+_CRON_PATTERN: Final = re.compile(
+    rf"({_NUMBERS}\s+{_NUMBERS}\s+(?:L|{_NUMBERS})\s+{_MONTH_FIELD}\s+{_WEEKDAY_FIELD})(?:\s+|$)", re.IGNORECASE
+)
+LAST_DAY: Final = 32
+"""In the days of a rule: the last day of the month, which cron writes as L."""
 _CRON_RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 
@@ -135,6 +145,15 @@ def format_local_time(at: float, zone: datetime.tzinfo) -> str:
     return datetime.datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
+def pause_schedule(schedule: Schedule) -> Schedule:
+    return structs.replace(schedule, off=True)
+
+
+def resume_schedule(schedule: Schedule, *, now: float) -> Schedule:
+    """Return a schedule that fires again. What it missed while it was paused is not made up for."""
+    return structs.replace(schedule, off=False, last=max(schedule.last, now))
+
+
 def find_due_tick(schedule: Schedule, *, now: float, zone: datetime.tzinfo) -> float | None:
     """Return the latest tick that is due and was not fired. Several missed ticks are made up for once."""
     rule, since = schedule.rule, max(schedule.last, schedule.made)
@@ -193,7 +212,10 @@ def _parse_named_days(found: re.Match[str]) -> ScheduleRule | None:
 
 
 def _parse_cron(found: re.Match[str]) -> ScheduleRule | None:
-    fields = found[1].split()
+    fields = found[1].lower().split()
+    fields[3] = _replace_names(fields[3], _MONTH_NAMES)
+    fields[4] = _replace_names(fields[4], _CRON_DAY_NAMES, first=0)
+    is_last_day, fields[2] = fields[2] == "l", fields[2].replace("l", "*")
     sets = [_parse_cron_field(field, *span) for field, span in zip(fields, _CRON_RANGES, strict=True)]
     if any(it is None for it in sets):
         return None
@@ -201,11 +223,21 @@ def _parse_cron(found: re.Match[str]) -> ScheduleRule | None:
     return CronRule(
         minutes=minutes,
         hours=hours,
-        days=() if fields[2] == "*" else days,
+        days=(LAST_DAY,) if is_last_day else () if fields[2] == "*" else days,
         months=() if fields[3] == "*" else months,
         # In cron, Sunday is 0 or 7; here it is 6.
         weekdays=() if fields[4] == "*" else tuple(sorted({(day - 1) % 7 for day in weekdays})),
     )
+
+
+_CRON_DAY_NAMES: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+
+
+def _replace_names(field: str, names: tuple[str, ...], *, first: int = 1) -> str:
+    """Return a field of cron with numbers for the names of months or weekdays."""
+    for number, name in enumerate(names, start=first):
+        field = field.replace(name, str(number))
+    return field
 
 
 def _parse_cron_field(text: str, low: int, high: int) -> tuple[int, ...] | None:
@@ -258,7 +290,8 @@ def _find_end_of_day(at: float, zone: datetime.tzinfo) -> float:
 def _is_on_day(rule: CronRule, day: datetime.date) -> bool:
     if rule.months and day.month not in rule.months:
         return False
-    by_month, by_week = day.day in rule.days, day.weekday() in rule.weekdays
+    is_last = LAST_DAY in rule.days and (day + datetime.timedelta(days=1)).month != day.month
+    by_month, by_week = day.day in rule.days or is_last, day.weekday() in rule.weekdays
     if rule.days and rule.weekdays:
         return by_month or by_week
     return (not rule.days or by_month) and (not rule.weekdays or by_week)

@@ -44,7 +44,7 @@ async def try_configuration(
 ) -> AsyncIterator[DoctorFinding]:
     """Yield a finding for each service that fails. No other process may hold the home."""
     log = open_log(clock=SystemClock(), stream=io.StringIO())
-    app = GatewayApp(home, settings, log=log, environ=environ)
+    app = await GatewayApp.open(home, settings, log=log, environ=environ)
     try:
         asked: set[str] = set()
         for agent in settings.agents.values():

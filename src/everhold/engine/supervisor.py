@@ -21,7 +21,7 @@ from everhold.engine.commands import worker as commands_worker
 from everhold.engine.compression import worker as compression_worker
 from everhold.engine.compression.preparation import MemoryCompressionPreparer
 from everhold.engine.context_cache import ContextCache
-from everhold.engine.gates import Gates, Wakeups
+from everhold.engine.gates import STORE_RETRY_SECONDS, Gates, Wakeups
 from everhold.engine.jobs import worker as jobs_worker
 from everhold.engine.memory import backfill, rekey
 from everhold.engine.memory.destination import MemoryDestination
@@ -34,7 +34,16 @@ from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.engine.suspects import TurnSuspects
 from everhold.engine.turn import worker as turn_worker
 from everhold.engine.turn.execution import TurnContext
-from everhold.errors import Conflict, EverholdError, LeaseLost, NotFound, OutcomeUnknown, Poisoned, StoreError
+from everhold.errors import (
+    Conflict,
+    EverholdError,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    Poisoned,
+    StoreBusy,
+    StoreError,
+)
 from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup, name_cursor
 
 LEASE_SECONDS: Final = 120.0
@@ -124,6 +133,8 @@ class WorkerSupervisor:
         self.only_consumers: tuple[str, ...] = ()
         """The consumers whose cursors are claimed; empty: all."""
         self.is_dispatching = False
+        self._clock_drift = float("-inf")
+        """By how much the wall clock was ahead of the monotonic one at the last check."""
         self._strays_until: float | None = None
         """Until then on the monotonic clock, this process may come to hold cursors that it does not know of."""
         self._workers: dict[str, Callable[[Claim, str], Awaitable[bool]]] = {
@@ -145,7 +156,6 @@ class WorkerSupervisor:
     async def dispatch(self) -> None:
         """Claim due cursors and start a worker for each, until the supervisor stops."""
         gates = self.gates
-        ahead = float("-inf")
         self.is_dispatching = True
         if gates.store.is_exclusive:  # the previous process may have had no time for it
             await gates.retry_write(self.release_held_memories)
@@ -153,45 +163,52 @@ class WorkerSupervisor:
         self.wakeups.worker_pool = self
         while not self.is_stopping:
             self.wakeups.work_available.clear()
-            if self._strays_until is not None:
-                await self._hand_over_strays(self._strays_until)
-            drift = gates.clock.now() - gates.clock.monotonic()
-            by, ahead = drift - ahead, drift
-            if abs(by) > CLOCK_JUMP_SECONDS:
-                await (
-                    self._renew_leases()
-                )  # leases use the wall clock, so after a jump ours would look expired to other processes
-            # The clock went back, perhaps while no process ran, so waits that began in the future must begin again.
-            jumped = by < -CLOCK_JUMP_SECONDS or by == float("inf")
-            taken = self.workers_by_consumer + self.reserved_by_consumer
-            free_slots = self.max_workers - taken.total()
-            full = [consumer for consumer, count in taken.items() if count >= self.max_workers_per_consumer]
-            # The consumers of the claimed cursors are not known in advance, so claim no more than the fullest consumer
-            # can take.
-            share = self.max_workers_per_consumer - max(
-                (taken[consumer] for consumer in taken if consumer not in full), default=0
-            )
-            due = await gates.store.get_next_due(skip=full, only=self.only_consumers)
-            held_back: list[str] = []
-            if free_slots > 0 and (jumped or (due is not None and due <= 0)):
-                held_back = await self._list_held_back()
-                try:
-                    claims = await gates.retry_write(
-                        functools.partial(self._claim_cursors, min(free_slots, share), full, held_back)
-                    )
-                except OutcomeUnknown:
+            try:
+                wait = await self._claim_due_cursors()
+            except (StoreBusy, OutcomeUnknown) as error:
+                # A server that was away must not make the next claim wait for minutes.
+                gates.log.warning("store.retrying", error=str(error))
+                if isinstance(error, OutcomeUnknown):
                     self.expect_strays()
-                    raise
-                for claim in claims:
-                    self._start_worker(claim)
-                if claims:
-                    continue
-            # A cursor that is due but could not be claimed belongs to another process: check again soon, not at once.
-            soonest = SUSPECT_POLL_SECONDS if held_back else 0.05
-            wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, soonest))
-            if self._strays_until is not None:
-                wait = min(wait, STRAY_POLL_SECONDS)
-            await gates.sleep(wait, wakeup=self.wakeups.work_available)
+                await gates.sleep(STORE_RETRY_SECONDS)
+                continue
+            if wait > 0:
+                await gates.sleep(wait, wakeup=self.wakeups.work_available)
+
+    async def _claim_due_cursors(self) -> float:
+        """Claim what is due and start its workers. Return after how many seconds to look again."""
+        gates = self.gates
+        if self._strays_until is not None:
+            await self._hand_over_strays(self._strays_until)
+        drift = gates.clock.now() - gates.clock.monotonic()
+        by, self._clock_drift = drift - self._clock_drift, drift
+        if abs(by) > CLOCK_JUMP_SECONDS:
+            await self._renew_leases()  # after a jump of the store's clock, ours would look expired to other processes
+        # The clock went back, perhaps while no process ran, so waits that began in the future must begin again.
+        jumped = by < -CLOCK_JUMP_SECONDS or by == float("inf")
+        taken = self.workers_by_consumer + self.reserved_by_consumer
+        free_slots = self.max_workers - taken.total()
+        full = [consumer for consumer, count in taken.items() if count >= self.max_workers_per_consumer]
+        # The consumers of the claimed cursors are not known in advance, so claim no more than the fullest consumer can
+        # take.
+        share = self.max_workers_per_consumer - max(
+            (taken[consumer] for consumer in taken if consumer not in full), default=0
+        )
+        due = await gates.store.get_next_due(skip=full, only=self.only_consumers)
+        held_back: list[str] = []
+        if free_slots > 0 and (jumped or (due is not None and due <= 0)):
+            held_back = await self._list_held_back()
+            claims = await gates.retry_write(
+                functools.partial(self._claim_cursors, min(free_slots, share), full, held_back)
+            )
+            for claim in claims:
+                self._start_worker(claim)
+            if claims:
+                return 0.0
+        # A cursor that is due but could not be claimed belongs to another process: check again soon, not at once.
+        soonest = SUSPECT_POLL_SECONDS if held_back else 0.05
+        wait = self.poll_seconds if due is None or free_slots <= 0 else min(self.poll_seconds, max(due, soonest))
+        return wait if self._strays_until is None else min(wait, STRAY_POLL_SECONDS)
 
     def expect_strays(self) -> None:
         self._strays_until = self.gates.clock.monotonic() + STRAY_SECONDS
@@ -203,8 +220,10 @@ class WorkerSupervisor:
         is_last = self.gates.clock.monotonic() >= until
         store, owner = self.gates.store, self.gates.owner
         owned = [cursor for cursor in await store.list_cursors(waiting=True) if cursor.owner == owner]
-        held = set(self._list_held_cursors())  # only now, because a worker may have started since
-        strays = [Claim(cursor=it, agent="") for it in owned if name_cursor(it.session, it.consumer) not in held]
+        # Only now, because a worker may have started since. A worker may still run under an older fence.
+        held = {(claim.name, claim.fence) for claim in self.tasks.values()}
+        found = [Claim(cursor=cursor, agent="") for cursor in owned]
+        strays = [it for it in found if (it.name, it.fence) not in held and it.name not in self.reserved_by_cursor]
         if strays:
             await store.hand_over_leases(strays, owner=owner)
         if is_last and self._strays_until == until:

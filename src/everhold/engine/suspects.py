@@ -69,7 +69,7 @@ class TurnSuspects:
                 continue
             cursor = await store.get_cursor(TURN, name.removeprefix(f"{TURN}{CURSOR_SEPARATOR}"))
             if cursor is None or cursor.since is None:
-                del self._not_before[name]  # another process ended it
+                self._not_before.pop(name, None)  # another process ended it, or its worker here has ended meanwhile
             elif not cursor.since <= now < cursor.since + cursor.wait:  # also if the clock went back
                 if cursor.owner:
                     # Perhaps another host works on it. Then it is not claimed now, and the next one is tried after it.

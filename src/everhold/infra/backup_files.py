@@ -53,7 +53,10 @@ def list_backups(directory: Path) -> list[BackupFile]:
 
 def list_set_aside(directory: Path) -> list[Path]:
     """The copies of replaced stores that restores and upgrades left in `directory`. Only a person removes them."""
-    found = (directory.glob(pattern) for pattern in ("before-restore-*.db", "*-before-[0-9]*.db", "damaged-*"))
+    found = (
+        directory.glob(pattern)
+        for pattern in ("before-restore-*.db", "before-move-*.db", "*-before-[0-9]*.db", "damaged-*")
+    )
     return sorted(path for paths in found for path in paths)
 
 

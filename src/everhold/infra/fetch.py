@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
@@ -21,6 +22,7 @@ from everhold.ports.plugin import FetchedContent
 MAX_BODY_BYTES: Final = 20_000_000
 FETCH_DEADLINE_SECONDS: Final = 15.0
 MAX_REDIRECTS: Final = 3
+_PACKED_ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b::/96")
 _LOCAL_NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b:1::/48")
@@ -65,8 +67,13 @@ class UrlFetcher:
         resolve: ResolveHost = resolve_host,
         most_bytes: int = MAX_BODY_BYTES,
         deadline: float = FETCH_DEADLINE_SECONDS,
+        is_packed_allowed: bool = False,
+        agent: str = "",
         transport: Callable[[], httpx2.AsyncBaseTransport] = lambda: httpx2.AsyncHTTPTransport(trust_env=False),
     ) -> None:
+        """`is_packed_allowed` asks for gzip and deflate, unpacks at most `most_bytes`. `agent` is our User-Agent."""
+        self._is_packed_allowed = is_packed_allowed
+        self._agent_header = {"User-Agent": agent} if agent else {}
         self._is_allowed = allows
         self._resolve = resolve
         self._max_bytes = most_bytes
@@ -101,7 +108,12 @@ class UrlFetcher:
         request = httpx2.Request(
             "GET",
             f"{urlsplit(url).scheme}://{there}:{port}{target}",
-            headers={**headers, "Host": urlsplit(url).netloc, "Accept-Encoding": "identity"},
+            headers={
+                **self._agent_header,
+                **headers,
+                "Host": urlsplit(url).netloc,
+                "Accept-Encoding": "gzip, deflate" if self._is_packed_allowed else "identity",
+            },
             extensions={"sni_hostname": host, "timeout": httpx2.Timeout(self._deadline).as_dict()},
         )
         async with self._transport() as transport:
@@ -119,7 +131,8 @@ class UrlFetcher:
             raise Transient(f"{_format_url(url)} answered {status}")
         if status != 200:
             raise Refused(f"{_format_url(url)} answered {status}")
-        if "content-encoding" in response.headers:
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        if encoding and not (self._is_packed_allowed and encoding in _PACKED_ENCODINGS):
             raise Refused(
                 f"{_format_url(url)} answers with a content encoding, which was not requested"
             )  # a small compressed body may expand to a very large one
@@ -131,9 +144,24 @@ class UrlFetcher:
             data += piece
             if len(data) > self._max_bytes:
                 raise Refused(f"{_format_url(url)} is larger than {self._max_bytes:,} bytes")
+        if encoding:
+            data = bytearray(self._unpack(url, bytes(data), encoding))
         return FetchedContent(
             data=bytes(data), media=response.headers.get("content-type", "").partition(";")[0].strip()
         )
+
+    def _unpack(self, url: str, data: bytes, encoding: str) -> bytes:
+        """Return what was packed. Raises Refused if it is larger than allowed, before it takes the memory."""
+        # some servers send deflate without its header
+        is_raw = encoding == "deflate" and data[:1] and data[0] & 0x0F != 8
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS if is_raw else zlib.MAX_WBITS | 32)
+        try:
+            unpacked = unpacker.decompress(data, self._max_bytes + 1)
+        except zlib.error as error:
+            raise Refused(f"{_format_url(url)} answers with damaged {encoding} data") from error
+        if len(unpacked) > self._max_bytes:
+            raise Refused(f"{_format_url(url)} is larger than {self._max_bytes:,} bytes")
+        return unpacked
 
     def _parse_url(self, url: str) -> tuple[str, int, str]:
         try:

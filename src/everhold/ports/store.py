@@ -277,6 +277,8 @@ class StateNamespace(StrEnum):
     TOOL_PINS = "tool_pins"
     LOGIN = "login"
     LOGIN_CODE = "login_code"
+    HOST_SETTINGS = "host_settings"
+    STORE_KEY = "store_key"
     API_ANSWER = "api_answer"
     BACKFILL_RATE = "backfill_rate"
 

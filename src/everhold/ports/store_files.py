@@ -135,6 +135,26 @@ class StoreCheckup(NamedTuple):
     given_up: tuple[GivenUpItems, ...]
 
 
+class ServerCheckup(NamedTuple):
+    """What `everhold doctor` finds in a database server."""
+
+    place: str
+    """User, host and database, without the password."""
+    version: str
+    is_version_supported: bool
+    is_pooled: bool
+    """A pooler gives each transaction another connection, so hints of other hosts do not arrive."""
+    is_durable: bool
+    """A commit is on the server's disk before it is acknowledged."""
+    has_synchronous_standby: bool
+    """A commit is on a second server before it is acknowledged."""
+    clock_difference_seconds: float
+    """How far this machine's clock is ahead of the server's."""
+    schema_version: int
+    """0: the database is empty."""
+    is_schema_too_new: bool
+
+
 class SupportsFileCopies(Protocol):
     """The copies of a store that is a file."""
 

@@ -14,6 +14,7 @@ from everhold.core.policy import ToolReach
 from everhold.core.roles import ChatPlace, PersonRole, ToolAccess
 from everhold.ports.memory_hit import MemoryHit
 from everhold.ports.model import ToolSpec
+from everhold.ports.store import StateWrite
 
 
 class ToolEffect(StrEnum):
@@ -50,6 +51,8 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     """The kind of chat that the turn answers in."""
     speakers: tuple[str, ...] = ()
     """The identities of the people whose words this turn takes."""
+    is_asked: bool = True
+    """A person asks now. False for a turn of a schedule or a bot."""
     present: PresentAudience = PresentAudience()
     """For a memory's tools: the people present, with all identities of each."""
     peers: dict[str, tuple[str, ...]] = {}
@@ -83,6 +86,9 @@ class ToolResult(Struct, frozen=True, kw_only=True):
     """Stored by content hash, so that this or a later turn can attach them to a reply."""
     attached: Sequence[Attachment] = ()
     """Stored files to send with the turn's reply."""
+    state_writes: Sequence[StateWrite] = ()
+    """For built-in tools: state records that are written with the result. If one changed since it was read, nothing is
+    written, and the call runs again."""
     hits: Sequence[MemoryHit] = ()
     """What a memory's tool found. The gateway judges each hit and appends those that may be shown; `text` is shown if
     there are none.

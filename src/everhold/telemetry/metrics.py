@@ -60,6 +60,12 @@ UPDATES_UNPARSED_TOTAL: Final = MetricDefinition(
 HTTP_CONNECTIONS_CLOSED_TOTAL: Final = MetricDefinition(
     "http_connections_closed_total", "counter", "Idle connections that were closed to make room for others."
 )
+HOSTS: Final = MetricDefinition("hosts", "gauge", "Hosts that work on the same store.", "state")
+ACCOUNTS_HELD: Final = MetricDefinition("accounts_held", "gauge", "Accounts that this host receives for.", "account")
+OLDEST_DUE_SECONDS: Final = MetricDefinition(
+    "oldest_due_seconds", "gauge", "How long the oldest due cursor without a worker has waited."
+)
+DRAINING: Final = MetricDefinition("draining", "gauge", "Whether this host is draining.")
 AGENTS: Final = MetricDefinition("agents", "gauge", "Configured agents.")
 READY: Final = MetricDefinition("ready", "gauge", "Whether messages can be accepted.")
 
@@ -82,6 +88,10 @@ METRICS: Final = (
     MESSAGES_LIMITED_TOTAL,
     MESSAGES_HELD,
     UPDATES_UNPARSED_TOTAL,
+    HOSTS,
+    ACCOUNTS_HELD,
+    OLDEST_DUE_SECONDS,
+    DRAINING,
     AGENTS,
     READY,
 )

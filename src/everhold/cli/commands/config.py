@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from typing import Any
 
@@ -10,7 +11,7 @@ from everhold.app import build_plugin_check, load_home_settings, render_problem
 from everhold.cli import errors
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control, format_count
-from everhold.config import ConfigError, get_key, set_key, show_settings, to_yaml
+from everhold.config import ConfigError, ConfigProblem, Settings, get_key, set_key, show_settings, to_yaml
 from everhold.config.edit import parse_value
 from everhold.config.settings import is_restart_required
 
@@ -37,6 +38,24 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     return 0
 
 
+def _check_shared_store(settings: Settings) -> tuple[list[ConfigProblem], list[ConfigProblem]]:
+    """Connect to the database server, if there is one. Return what keeps a host from starting, and notes."""
+    if not settings.store.is_server:
+        return [], []
+    from everhold.doctor.server import check_server, list_local_paths  # slow to import, and not needed without a server
+
+    _, found = asyncio.run(check_server(settings.store))
+    problems = {
+        level: [
+            ConfigProblem(it.text, it.remedy, path=("store",), fatal=level == "wrong")
+            for it in found
+            if it.level == level
+        ]
+        for level in ("wrong", "note")
+    }
+    return [*problems["wrong"], *list_local_paths(settings)], problems["note"]
+
+
 def _print_value(screen: CommandScreen, value: Any) -> None:
     if screen.json:
         screen.print_json(value)
@@ -57,7 +76,13 @@ def _check_config(args: argparse.Namespace, screen: CommandScreen) -> int:
             raise
         screen.print_json({"ok": False, "problems": [render_problem(problem) for problem in error.problems]})
         return errors.CONFIG
-    problems = [render_problem(problem) for problem in settings.problems]
+    wrong, notes = _check_shared_store(settings)
+    if wrong and screen.json:
+        screen.print_json({"ok": False, "problems": [render_problem(problem) for problem in wrong]})
+        return errors.CONFIG
+    if wrong:
+        raise ConfigError(wrong)
+    problems = [render_problem(problem) for problem in (*settings.problems, *notes)]
     if screen.json:
         screen.print_json({"ok": True, "revision": settings.revision, "problems": problems})
         return 0

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from everhold.cli.connect import find_home, find_running_gateway
+from everhold.cli.connect import GatewayConnection, find_home, find_running_gateway
 from everhold.cli.progress import show_waiting, show_working
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line
+from everhold.config import Settings
 from everhold.doctor import bundle
 from everhold.doctor.finding import DoctorFinding, convert_finding_to_json, describe_edits
 from everhold.doctor.home import FixableFinding, HomeCheckup
@@ -78,6 +79,8 @@ async def _examine_home(home: Home, *, live: bool) -> tuple[HomeCheckup, list[Fi
         home, os.environ, time.time(), holds_home=reached is None and _is_home_free(home), status=status
     )
     problems = list(checkup.find_problems())
+    if checkup.settings is not None and checkup.settings.store.is_server:
+        problems += await _check_shared_store(checkup.settings, reached)
     if (
         live
         and checkup.holds_home
@@ -94,6 +97,20 @@ async def _examine_home(home: Home, *, live: bool) -> tuple[HomeCheckup, list[Fi
         except EverholdError as error:
             problems.append(FixableFinding(DoctorFinding("store", error.message, remedy=error.remedy)))
     return checkup, problems
+
+
+async def _check_shared_store(settings: Settings, reached: GatewayConnection | None) -> list[FixableFinding]:
+    """Check the database server, the folders of plug-ins, and the other hosts as a running gateway knows them."""
+    from everhold.cli.commands.hosts import list_host_problems
+    from everhold.doctor.server import check_server, list_local_paths
+
+    _, found = await check_server(settings.store)
+    for problem in list_local_paths(settings):
+        found.append(DoctorFinding("config", f"{problem.key}: {problem.message}", remedy=problem.remedy))
+    if reached is not None:
+        for what, remedy in list_host_problems(await reached.calls.list_hosts()):
+            found.append(DoctorFinding("hosts", what, remedy=remedy))
+    return [FixableFinding(finding) for finding in found]
 
 
 def _is_home_free(home: Home) -> bool:

@@ -66,7 +66,7 @@ async def _run_import(args: argparse.Namespace, screen: CommandScreen) -> Import
     settings = load_home_settings(home, environ=os.environ)
     log = open_log(clock=SystemClock(), stream=io.StringIO())
     try:
-        app = GatewayApp(home, settings, log=log, environ=os.environ)
+        app = await GatewayApp.open(home, settings, log=log, environ=os.environ)
     except HomeBusy as error:
         raise HomeBusy(
             error.message,

@@ -58,7 +58,7 @@ def _lock_home(home: Home) -> HomeLock:
 async def _reapply_erasures(home: Home) -> int:
     """Erase again the entries that were erased after the backup was made. Returns their number."""
     log = open_log(clock=SystemClock(), stream=io.StringIO())
-    app = GatewayApp(home, _load_settings(home), log=log, environ=os.environ)
+    app = await GatewayApp.open(home, _load_settings(home), log=log, environ=os.environ)
     try:
         again = await app.reapply_erasures(restored=True)
         await app.api_context.logins.end_all()

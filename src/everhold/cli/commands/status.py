@@ -117,7 +117,8 @@ def _print_status(screen: CommandScreen, found: dict[str, Any], wrong: list[tupl
         screen.print_line(f"  rebuild   {_format_rebuild(it)}")
     screen.print_line(f"  failed    {format_count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
     for account in found["accounts"]:
-        state = "listening" if account["listening"] else account["trouble"] or "not listening"
+        waiting = "another host listens" if account.get("elsewhere") else "not listening"  # an older one does not say
+        state = "listening" if account["listening"] else account["trouble"] or waiting
         name = f"{format_one_line(account['platform'])}/{format_one_line(account['account'])}"
         waits = _format_held(account.get("held"))  # an older gateway does not report it
         screen.print_line(f"  account   {name} · {format_one_line(state)}{waits}")

@@ -59,7 +59,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     shown = open(os.devnull, "w") if args.quiet else screen.err  # noqa: SIM115, ASYNC230  # as long as the process
     log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=shown)
     adopt_stdlib(log)
-    app = GatewayApp(home, settings, log=log, environ=os.environ)
+    app = await GatewayApp.open(home, settings, log=log, environ=os.environ)
     signals = _StopSignals()
     signals.install_handlers()
     for problem in settings.problems:
@@ -128,13 +128,15 @@ async def _serve_http(app: GatewayApp, port: int | None) -> str:
 
 
 async def _wait_for_end(app: GatewayApp, signals: _StopSignals) -> None:
-    """Wait for a signal or a fatal error."""
-    while app.fatal_error is None and not signals.first.is_set():
+    """Wait for a signal, `everhold drain` or a fatal error."""
+    while app.fatal_error is None and not signals.first.is_set() and not app.drain_requested.is_set():
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 await signals.first.wait()
         except TimeoutError:
             continue
+    if app.fatal_error is None:
+        await app.settle(signals.second)
 
 
 async def _stop_gateway(app: GatewayApp, signals: _StopSignals) -> None:

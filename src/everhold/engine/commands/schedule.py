@@ -10,14 +10,21 @@ from msgspec import Struct
 
 from everhold.core.entries import Entry, Heard
 from everhold.core.ids import make_session_id
-from everhold.core.schedule import SCHEDULE_HELP, Schedule, find_next_tick, format_local_time, parse_rule
+from everhold.core.schedule import (
+    MAX_SCHEDULES,
+    SCHEDULE_HELP,
+    Schedule,
+    find_next_tick,
+    format_local_time,
+    parse_rule,
+    pause_schedule,
+    resume_schedule,
+)
 from everhold.engine.gates import Gates
 from everhold.ports.store import Session, StateNamespace, StateRecord, StateWrite
 
 SCHEDULE_PREFIX: Final = "schedule/"
 """The beginning of the message ids of scheduled messages."""
-MAX_SCHEDULES: Final = 20
-"""How many schedules one conversation may have."""
 
 
 class ScheduleReply(Struct, frozen=True, kw_only=True):
@@ -36,13 +43,21 @@ async def run_schedule_command(
     now = gates.clock.now()
     match word:
         case "" | "list":
-            lines = [f"{it.id} · {it.words} · {it.text}" for _, it in own_schedules]
+            lines = [f"{it.id} · {it.words}{' · paused' if it.off else ''} · {it.text}" for _, it in own_schedules]
             return ScheduleReply(reply="\n".join(lines) or f"Nothing is scheduled here. {SCHEDULE_HELP}")
         case "remove" | "delete":
             kept = next((record for record, it in own_schedules if it.id == rest.strip()), None)
             if kept is None:
                 return ScheduleReply(reply="This chat has no such schedule. /schedule lists its schedules.")
             return ScheduleReply(reply="Removed.", state_write=kept.replace_with(None))
+        case "pause" | "resume":
+            found_one = next(((record, it) for record, it in own_schedules if it.id == rest.strip()), None)
+            if found_one is None:
+                return ScheduleReply(reply="This chat has no such schedule. /schedule lists its schedules.")
+            record, it = found_one
+            changed = pause_schedule(it) if word == "pause" else resume_schedule(it, now=now)
+            write = record.replace_with(msgspec.json.encode(changed).decode())
+            return ScheduleReply(reply="Paused." if word == "pause" else "It fires again.", state_write=write)
     found = parse_rule(argument)
     if found is None or not found[2]:
         return ScheduleReply(reply=f"Add a time and a text: {SCHEDULE_HELP}")

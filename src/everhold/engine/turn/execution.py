@@ -14,6 +14,7 @@ from msgspec import Struct
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
 from everhold.core.budget import list_turn_budgets
+from everhold.core.builtin_tools import STATE_WRITING_TOOLS
 from everhold.core.context import (
     LONG_RESULT_CHARS,
     SHORT_TEXT_CHARS,
@@ -39,6 +40,7 @@ from everhold.core.entries import (
     ModelUsage,
     Noted,
     Notified,
+    Returned,
     Stamp,
     Thought,
     Took,
@@ -48,6 +50,7 @@ from everhold.core.entries import (
 from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
+from everhold.core.policy import ScopeOrigin, find_scope_origin
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall_blobs import pack_record, read_record
 from everhold.core.roles import PersonRole, ToolAccess, explain_lost_access, list_role_refusals
@@ -107,6 +110,7 @@ from everhold.ports.store import (
     CursorUpdate,
     Operation,
     Session,
+    StateWrite,
     Step,
     Wakeup,
 )
@@ -123,6 +127,10 @@ WITHDRAWN_NOTICE: Final = "I stopped. An identity was unlinked from you meanwhil
 PARTED_NOTICE: Final = (
     "I did not answer, because this chat no longer belongs to the person of that conversation. "
     "Please send your message again."
+)
+
+CHANGED_MEANWHILE_TEXT: Final = (
+    "Not done: it changed at this moment. List it again, and repeat the call if it still applies."
 )
 
 _STEP_BY_KIND: Final = {
@@ -187,6 +195,7 @@ class TurnContext:
         spends: tuple[BudgetSpend, ...] = (),
         beside: ThoughtBlobs | None = None,
         files: tuple[bytes, ...] = (),
+        state_writes: tuple[StateWrite, ...] = (),
         pause: bool = False,
         people_seen: int | None = None,
         durable: bool = True,
@@ -207,6 +216,7 @@ class TurnContext:
             spends=spends,
             blobs=self.contexts.filter_unstored_blobs(beside.blobs) + files,
             records=beside.records,
+            state_writes=state_writes,
             pause=pause,
             people_seen=people_seen,
             durable=durable,
@@ -748,6 +758,7 @@ class TurnExecution:
             role=find_policy_role(self.runtime, self.rights.role, self.rights.speakers),
             place=self.rights.place,
             speakers=self.rights.speakers,
+            is_asked=find_scope_origin(self.heard.values()) is ScopeOrigin.CHAT,
         )
         result = ToolResult(text="")
 
@@ -769,9 +780,14 @@ class TurnExecution:
             self.runtime.build_said(it.text, it.to, hops=it.hops, stamp=self.stamp) for it in result.send_requests
         )
         files = tuple(file.data for file in result.files)
-        return await self._commit_bodies(
-            (*recorded.bodies, *notes, *sayings, *self._build_note_notices(notes)), files=files
-        )
+        bodies = (*recorded.bodies, *notes, *sayings, *self._build_note_notices(notes))
+        writes = tuple(result.state_writes) if task.call.tool in STATE_WRITING_TOOLS else ()
+        try:
+            return await self._commit_bodies(bodies, files=files, state_writes=writes)
+        except Conflict:
+            if not writes:
+                raise
+            return await self._commit_bodies((Returned(call=task.call.id, text=CHANGED_MEANWHILE_TEXT, error=True),))
 
     def _build_note_notices(self, notes: tuple[Noted, ...]) -> tuple[Notified, ...]:
         """Return notices to the chat about committed notes. They are true whatever the providers do."""
@@ -787,13 +803,26 @@ class TurnExecution:
             raise LeaseLost(f"session {self.session.id}: another worker holds operation {self.op}")
         return found[0]
 
-    async def _commit_bodies(self, bodies: tuple[EntryBody, ...], *, files: tuple[bytes, ...] = ()) -> TurnEvent:
+    async def _commit_bodies(
+        self,
+        bodies: tuple[EntryBody, ...],
+        *,
+        files: tuple[bytes, ...] = (),
+        state_writes: tuple[StateWrite, ...] = (),
+    ) -> TurnEvent:
         """Commit what happened, so that it is not done again."""
         step_ = _STEP_BY_KIND[get_body_kind(bodies[0])]
         drafts = tuple(EntryDraft(body=body, author=self._get_author(body), op=self.op) for body in bodies)
         wakeups, spends, beside = self._list_wakeups(bodies), self._build_spends(bodies), self._select_blobs(bodies)
         done = await self.context.commit(
-            step_, drafts, op=self.op, wakeups=wakeups, spends=spends, beside=beside, files=files
+            step_,
+            drafts,
+            op=self.op,
+            wakeups=wakeups,
+            spends=spends,
+            beside=beside,
+            files=files,
+            state_writes=state_writes,
         )
         self._release_reservation()
         for seq, body in zip(done.seqs, bodies, strict=True):

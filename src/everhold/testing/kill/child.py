@@ -32,13 +32,14 @@ from everhold.engine.state_updates import update_people, update_state_record
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import HomeBusy, Refused
 from everhold.ingress.accept import MessageAcceptor
+from everhold.ports.clock import RandomSource
 from everhold.ports.platform import IncomingMessage, Platform, SupportsDrafts
 from everhold.ports.store import BudgetSpend, Change, ConsumerCursor, StateNamespace, Step, Store, make_state_scope
-from everhold.stores.sqlite import HomeLock
+from everhold.stores.sqlite import HomeLock, SqliteStore
 from everhold.telemetry.logs import open_log
 from everhold.testing.kill import world
 from everhold.testing.kill.adapters import KillMemoryAdapter, KillModelAdapter, KillPlatformAdapter, KillToolAdapter
-from everhold.testing.kill.gates import KillableStore, KillGate, KillSwitch
+from everhold.testing.kill.gates import KillGate, KillSwitch, add_kill_points
 from everhold.testing.kill.json_lines import KillClient
 from everhold.testing.timed_waits import TimedWaits
 
@@ -50,6 +51,8 @@ class ChildProcessTerms(Struct, frozen=True, kw_only=True):
 
     home: str
     socket: str
+    store_url: str = ""
+    """The address of a PostgreSQL database; empty: a SQLite file in the home."""
     gate: KillGate | None = None
     lease: float = LEASE_SECONDS
     mutant: str = ""
@@ -254,6 +257,15 @@ def _describe_cursor(cursor: ConsumerCursor) -> str:
     return f"{cursor.consumer} of {cursor.session} ({state})"
 
 
+async def open_trial_store(home: Path, url: str, *, chance: RandomSource, name: str = "log.db") -> Store:
+    """Open the store of a trial: a SQLite file in the home, or a PostgreSQL database."""
+    if not url:
+        return SqliteStore.open(home / name, chance=chance)
+    from everhold.stores.postgres import PostgresStore  # its driver is an extra
+
+    return await PostgresStore.open(url, chance=chance)
+
+
 async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None:
     """Serve a home from taking its lock until SIGTERM or a kill."""
     remote = KillClient(Path(terms.socket))
@@ -261,8 +273,8 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
     clock, chance = ChildProcessClock(), ChildProcessRandom()
     log = open_log(clock=clock, form="json", level="warning")
     with TimedWaits() as waits, HomeLock(home / "lock"):
-        store = KillableStore.open(home / "log.db", chance=chance, now=clock.now)
-        store.kill_switch = KillSwitch(terms.gate)
+        store = await open_trial_store(home, terms.store_url, chance=chance)
+        add_kill_points(store, KillSwitch(terms.gate))
         gates = Gates(store=store, clock=clock, chance=chance, log=log, owner=f"{os.getpid()}-{chance.bytes(4).hex()}")
         wakeups = Wakeups()
         runtimes = ChildProcessRuntimes(remote, parts)
@@ -278,7 +290,8 @@ async def serve_home(terms: ChildProcessTerms, parts: ChildProcessParts) -> None
         control = SessionAdmin(gates, wakeups=wakeups, accept=accept, runtimes=runtimes, erasures=home / "erasures.log")
         forgetter = PersonForgetter(control, agents=lambda: ("main",))
         executor = OrderExecutor(remote, control, forgetter, store)
-        await store.revoke_leases(owner=gates.owner)
+        if store.is_exclusive:
+            await store.revoke_leases(owner=gates.owner)
         await forgetter.resume_erasures(restored=await control.reapply_erasures() > 0)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from everhold.core.budget import BudgetHold, BudgetRefusal
-from everhold.ports.hosts import AccountClaim, HostRecord, HostStatus
-from everhold.ports.store import Change, Claim, CommitResult, Step
-from everhold.stores.sqlite import SqliteStore
+from everhold.ports.store import Change, CommitResult, Step, Store
 
 KillMoment: TypeAlias = Literal["before", "after"]
+PassGate: TypeAlias = Callable[[Step, KillMoment], None]
+"""Called before and after each commit, with its name."""
 KILL_MOMENTS: Final[tuple[KillMoment, ...]] = ("before", "after")
 
 UNREACHED: Final = {
@@ -36,9 +35,16 @@ class KillGate(Struct, frozen=True):
         return f"{self.moment} {self.step}" + (f" number {self.nth}" if self.nth > 1 else "")
 
 
-def list_kill_gates() -> list[KillGate]:
+UNREACHED_ON_SHARED_STORE: Final = {
+    Step.REVOKE_LEASES: "no host may end the leases of another one",
+}
+"""Further steps that no process reaches on a store that hosts share."""
+
+
+def list_kill_gates(*, is_shared: bool = False) -> list[KillGate]:
     """Return all gates. They come from the enum, so a new step is included."""
-    return [KillGate(step, moment) for step in Step if step not in UNREACHED for moment in KILL_MOMENTS]
+    left_out = {**UNREACHED, **(UNREACHED_ON_SHARED_STORE if is_shared else {})}
+    return [KillGate(step, moment) for step in Step if step not in left_out for moment in KILL_MOMENTS]
 
 
 class KillSwitch:
@@ -55,95 +61,48 @@ class KillSwitch:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class KillableStore(SqliteStore):
-    """The real store with a kill switch at its commits."""
+_STEPS_BY_METHOD: Final[Mapping[str, Step]] = {
+    "claim_cursors": Step.CLAIM,
+    "renew_leases": Step.RENEW,
+    "revoke_leases": Step.REVOKE_LEASES,
+    "claim_account": Step.ACCOUNT_LEASE,
+    "renew_accounts": Step.ACCOUNT_LEASE,
+    "release_account": Step.ACCOUNT_LEASE,
+    "register_host": Step.HOST_RECORD,
+    "renew_host": Step.HOST_RECORD,
+    "remove_host": Step.HOST_RECORD,
+    "reserve_spending": Step.SPEND,
+    "renew_reservations": Step.SPEND,
+    "release_reservations": Step.SPEND,
+    "retry_now": Step.RETRY_NOW,
+    "replay_dead_letters": Step.REPLAY,
+}
+"""The methods that write, besides `commit`, and the name of their commit."""
 
-    kill_switch = KillSwitch()
 
-    async def commit(self, change: Change) -> CommitResult:
-        self.kill_switch(change.step, "before")
-        done = await super().commit(change)
-        self.kill_switch(change.step, "after")
+def add_kill_points(store: Store, switch: PassGate) -> None:
+    """Give the real store a kill switch before and after each of its commits, whatever database keeps it."""
+    commit = store.commit
+
+    async def commit_or_die(change: Change) -> CommitResult:
+        switch(change.step, "before")
+        done = await commit(change)
+        switch(change.step, "after")
         return done
 
-    async def claim_cursors(self, **wanted: Any) -> list[Claim]:
-        self.kill_switch(Step.CLAIM, "before")
-        claims = await super().claim_cursors(**wanted)
-        self.kill_switch(Step.CLAIM, "after")
-        return claims
+    guarded: dict[str, Any] = {"commit": commit_or_die}
+    for name, step in _STEPS_BY_METHOD.items():
+        guarded[name] = _guard_method(getattr(store, name), switch, step)
+    vars(store).update(guarded)
 
-    async def renew_leases(self, claims: Collection[Claim], *, owner: str, lease: float) -> int:
-        self.kill_switch(Step.RENEW, "before")
-        count = await super().renew_leases(claims, owner=owner, lease=lease)
-        self.kill_switch(Step.RENEW, "after")
-        return count
 
-    async def revoke_leases(self, *, owner: str) -> int:
-        self.kill_switch(Step.REVOKE_LEASES, "before")
-        count = await super().revoke_leases(owner=owner)
-        self.kill_switch(Step.REVOKE_LEASES, "after")
-        return count
-
-    async def claim_account(self, account: str, *, owner: str, lease: float) -> AccountClaim | None:
-        self.kill_switch(Step.ACCOUNT_LEASE, "before")
-        claim = await super().claim_account(account, owner=owner, lease=lease)
-        self.kill_switch(Step.ACCOUNT_LEASE, "after")
-        return claim
-
-    async def renew_accounts(self, claims: Collection[AccountClaim], *, lease: float) -> list[AccountClaim]:
-        self.kill_switch(Step.ACCOUNT_LEASE, "before")
-        held = await super().renew_accounts(claims, lease=lease)
-        self.kill_switch(Step.ACCOUNT_LEASE, "after")
-        return held
-
-    async def release_account(self, claim: AccountClaim) -> bool:
-        self.kill_switch(Step.ACCOUNT_LEASE, "before")
-        done = await super().release_account(claim)
-        self.kill_switch(Step.ACCOUNT_LEASE, "after")
+def _guard_method(
+    method: Callable[..., Coroutine[Any, Any, Any]], switch: PassGate, step: Step
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def run_or_die(*args: Any, **kwargs: Any) -> Any:
+        switch(step, "before")
+        done = await method(*args, **kwargs)
+        switch(step, "after")
         return done
 
-    async def register_host(self, host: HostRecord, *, lease: float) -> list[HostStatus]:
-        self.kill_switch(Step.HOST_RECORD, "before")
-        others = await super().register_host(host, lease=lease)
-        self.kill_switch(Step.HOST_RECORD, "after")
-        return others
-
-    async def renew_host(self, id: str, *, lease: float, is_draining: bool = False) -> bool:
-        self.kill_switch(Step.HOST_RECORD, "before")
-        done = await super().renew_host(id, lease=lease, is_draining=is_draining)
-        self.kill_switch(Step.HOST_RECORD, "after")
-        return done
-
-    async def remove_host(self, id: str) -> None:
-        self.kill_switch(Step.HOST_RECORD, "before")
-        await super().remove_host(id)
-        self.kill_switch(Step.HOST_RECORD, "after")
-
-    async def reserve_spending(self, holds: Sequence[BudgetHold], **wanted: Any) -> BudgetRefusal | None:
-        self.kill_switch(Step.SPEND, "before")
-        refusal = await super().reserve_spending(holds, **wanted)
-        self.kill_switch(Step.SPEND, "after")
-        return refusal
-
-    async def renew_reservations(self, ids: Collection[str], *, lease: float) -> int:
-        self.kill_switch(Step.SPEND, "before")
-        count = await super().renew_reservations(ids, lease=lease)
-        self.kill_switch(Step.SPEND, "after")
-        return count
-
-    async def release_reservations(self, ids: Collection[str]) -> None:
-        self.kill_switch(Step.SPEND, "before")
-        await super().release_reservations(ids)
-        self.kill_switch(Step.SPEND, "after")
-
-    async def retry_now(self, *, held: Sequence[str] = ()) -> int:
-        self.kill_switch(Step.RETRY_NOW, "before")
-        count = await super().retry_now(held=held)
-        self.kill_switch(Step.RETRY_NOW, "after")
-        return count
-
-    async def replay_dead_letters(self, ids: Sequence[int]) -> int:
-        self.kill_switch(Step.REPLAY, "before")
-        count = await super().replay_dead_letters(ids)
-        self.kill_switch(Step.REPLAY, "after")
-        return count
+    return run_or_die

@@ -13,7 +13,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import httpx2
@@ -291,7 +291,7 @@ async def run_kills(
             task.cancel()
         await asyncio.gather(*talking, return_exceptions=True)
     contents = await verdict.read_store(gateway.home.path, name="everhold.db")
-    failures += [*contents.problems, *verdict.check_answered(contents), *_check_callers(callers, contents)]
+    failures += [*contents.problems, *verdict.check_answered(contents), *check_callers(callers, contents)]
     requests = [request for caller in callers for request in caller.requests]
     answered = sum(bool(request.replies) for request in requests)
     return GatewayKillResult(
@@ -310,7 +310,7 @@ async def _wait_until_idle(gateway: KillableGateway) -> None:
             await asyncio.sleep(0.05)
 
 
-def _check_callers(callers: list[GatewayCaller], contents: verdict.StoreContents) -> Iterator[str]:
+def check_callers(callers: Sequence[GatewayCaller], contents: verdict.StoreContents) -> Iterator[str]:
     """Yield the differences between the callers' responses and the log, the order included."""
     for caller in callers:
         places: list[int] = []

@@ -36,6 +36,7 @@ PATIENCE_SECONDS: Final = 100.0
 QUIET_SECONDS: Final = 300.0
 KILLS_PER_ORDER: Final = 6
 """How often processes are killed at random until the operator orders something."""
+SHARED_LEASE_SECONDS: Final = 3.0
 SHORT_LEASE_SECONDS: Final = 1.2
 """Short, so that a trial includes renewals."""
 
@@ -70,8 +71,12 @@ class KillTrialResult(Struct, kw_only=True):
 class KillTrial:
     """One home, the services around it, and a sequence of processes."""
 
-    def __init__(self, seed: int, *, mutant: str = "") -> None:
+    def __init__(self, seed: int, *, mutant: str = "", store_url: str = "") -> None:
+        """`store_url` is the address of an empty PostgreSQL database; without one, the store is a SQLite file."""
         self.seed = seed
+        self.store_url = store_url
+        self.usual_lease = SHARED_LEASE_SECONDS if store_url else LEASE_SECONDS
+        """No host may end the leases of a killed one, so on a shared store they must be short."""
         self.mutant = mutant
         self.rng = random.Random(f"trial/{seed}")
         self.world = KillWorld(seed)
@@ -102,10 +107,15 @@ class KillTrial:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    async def start(self, *, gate: KillGate | None = None, lease: float = LEASE_SECONDS) -> KillTrialProcess:
+    async def start(self, *, gate: KillGate | None = None, lease: float | None = None) -> KillTrialProcess:
         """Start a new process."""
         terms = ChildProcessTerms(
-            home=str(self.home), socket=str(self._directory / "world"), gate=gate, lease=lease, mutant=self.mutant
+            home=str(self.home),
+            socket=str(self._directory / "world"),
+            store_url=self.store_url,
+            gate=gate,
+            lease=self.usual_lease if lease is None else lease,
+            mutant=self.mutant,
         )
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
@@ -140,7 +150,7 @@ class KillTrial:
         self.people.start(odd=False)
         for gate in gates:
             short = gate.step is Step.RENEW
-            child = await self.start(gate=gate, lease=SHORT_LEASE_SECONDS if short else LEASE_SECONDS)
+            child = await self.start(gate=gate, lease=SHORT_LEASE_SECONDS if short else None)
             for _ in range(gate.nth):
                 self.people.provoke_commit(gate.step)
             if await child.wait_until_killed():
@@ -161,7 +171,10 @@ class KillTrial:
         else:
             await child.stop()
         contents = await verdict.read_store(
-            self.home, identities=[*self.people.linked, *self.people.unlinked], budgets=self.people.budgets
+            self.home,
+            url=self.store_url,
+            identities=[*self.people.linked, *self.people.unlinked],
+            budgets=self.people.budgets,
         )
         self.failures += verdict.find_failures(self.world, self.people, contents, self.home)
         self.failures += self._read_reported_errors()

@@ -35,7 +35,7 @@ from everhold.ports.memory import Exchange
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import DeadLetter, Operation, Receipt, StateNamespace, make_state_scope
 from everhold.ports.tool import ToolEffect
-from everhold.stores.sqlite import SqliteStore
+from everhold.testing.kill.child import ChildProcessRandom, open_trial_store
 from everhold.testing.kill.people import KillPeople
 from everhold.testing.kill.world import (
     SPENDING_DAY,
@@ -144,11 +144,11 @@ class StoreContents(Struct, kw_only=True):
 
 
 async def read_store(
-    home: Path, *, name: str = "log.db", identities: Sequence[str] = (), budgets: Sequence[str] = ()
+    home: Path, *, name: str = "log.db", url: str = "", identities: Sequence[str] = (), budgets: Sequence[str] = ()
 ) -> StoreContents:
-    """Open the store of the last process and verify it."""
-    path = home / name
-    store = SqliteStore.open(path, chance=_NoRandomSource())
+    """Open the store of the last process and verify it. `url` is the address of a PostgreSQL database."""
+    # a store on a server records that it was opened
+    store = await open_trial_store(home, url, chance=ChildProcessRandom() if url else _NoRandomSource(), name=name)
     try:
         audited = await store.audit()
         problems = [f"the store is inconsistent: {text}" for text in audited.contradictions]
@@ -170,9 +170,8 @@ async def read_store(
         marked = {it.key for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope=operator)}
     finally:
         await store.close()
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    problems += [f"integrity_check: {row[0]}" for row in db.execute("pragma integrity_check") if row[0] != "ok"]
-    db.close()
+    if not url:
+        problems += _check_file(home / name)
     return StoreContents(
         logs=logs,
         dead_letters=dead_letters,
@@ -183,6 +182,14 @@ async def read_store(
         paid=paid,
         marked=marked,
     )
+
+
+def _check_file(path: Path) -> list[str]:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return [f"integrity_check: {row[0]}" for row in db.execute("pragma integrity_check") if row[0] != "ok"]
+    finally:
+        db.close()
 
 
 class _NoRandomSource:

@@ -14,7 +14,10 @@ One seed is one schedule of crashes, stalls, lost answers and clock jumps.
     loop             virtual time                             power_loss  power cuts
 
 `python -m everhold.testing.sim --seeds 0:300` runs seeds, `--story SEED` prints the events of one seed, and `--bug
-NAME` searches for a seed that finds a mutant. A gate is a place where a process can be crashed, stalled or cut off:
-every writing method of the store and every call to a remote service. Each seed's first crash is aimed at one of the
-steps of `ports.store.Step`, so the tests cover a new step without further work.
+NAME` searches for a seed that finds a mutant. With `--hosts`, two to four hosts share one store, which they reach over
+a network: they have clocks of their own, are cut off, lose answers of the store, drain, and hand accounts over.
+
+A gate is a place where a process can be crashed, stalled or cut off: every writing method of the store and every call
+to a remote service. Each seed's first crash is aimed at one of the steps of `ports.store.Step`, so the tests cover a
+new step without further work.
 """

@@ -280,7 +280,11 @@ class SimHost:
     def _check_idle_cursors(self) -> None:
         """Report a cursor that a live process holds without a worker, because its lease would be renewed for ever."""
         now = self.world.loop.time()
-        alive = [process.name for process in self.processes if process.alive and process.name in self.supervisors]
+        alive = [
+            process.name
+            for process in self.processes
+            if process.alive and process.name in self.supervisors and process.cut_off_until <= now
+        ]
         working = {
             (claim.consumer, claim.session, claim.fence)
             for name in alive

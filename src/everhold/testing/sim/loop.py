@@ -7,6 +7,7 @@ Callbacks mostly run in order, and sometimes in another order that the seed deci
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections.abc import Callable, Coroutine, Generator
@@ -159,4 +160,5 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 def _close_coroutine(coro: object) -> None:
     if isinstance(coro, Coroutine):
-        coro.close()
+        with contextlib.suppress(RuntimeError):  # its `finally` block waits for something
+            coro.close()
