@@ -38,6 +38,8 @@ FRAME_MARK: Final = "parent.wasRun"
 def build_payloads(sink: str) -> list[str]:
     """Return texts that run a script, or load something from the attacker, where a text becomes markup."""
     return [
+        # The newest session is shown first. A base address breaks the page, so it has to be the last one shown.
+        f"<base href={sink}/><form action={sink}/form><object data={sink}/object></object>",
         f"<script>{MARK} = 1</script>",
         f"<img src={sink}/image onerror={MARK}=1>",
         f'"><svg onload={MARK}=1><a href="javascript:{MARK}=1" ping={sink}/ping>x</a>',
@@ -45,7 +47,6 @@ def build_payloads(sink: str) -> list[str]:
         f"</pre></code></title></textarea><iframe srcdoc='<script>{FRAME_MARK}=1</script>'></iframe>",
         f"<link rel=stylesheet href={sink}/style><style>@import '{sink}/import';</style>",
         f"![x]({sink}/picture) [x](javascript:{MARK}=1) [x](data:text/html,<script>{MARK}=1</script>)",
-        f"<base href={sink}/><form action={sink}/form><object data={sink}/object></object>",
     ]
 
 
@@ -210,7 +211,7 @@ PLANTED: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], set[str]]]]
     "a message is markup": (render_markup, {"the browser complained"}),
     "a message is markup, and there is no policy": (
         render_markup_without_policy,
-        {"markup", "something was loaded from elsewhere"},
+        {"markup", "a script ran", "something was loaded from elsewhere"},
     ),
     "a link may have every scheme": (link_to_anything, {"a link with a script"}),
 }

@@ -48,6 +48,9 @@ class HostileAddress(HttpListener):
         self.lists: list[float] = []
         """When the tools were asked for."""
         self.listed = asyncio.Event()
+        self.replies = 0
+        """How many of its own questions were answered."""
+        self.replied = asyncio.Event()
 
     async def serve_request(
         self, received: RawHttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -69,6 +72,10 @@ class HostileAddress(HttpListener):
             case "tools/call":
                 await self._answer(writer, message["id"])
                 return False
+            case None if "result" in message:
+                self.replies += 1
+                self.replied.set()
+                writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
             case None:
                 writer.write(b"HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n")
             case _ if "id" in message:
@@ -188,22 +195,44 @@ async def test_a_call_lets_the_next_announcement_count_at_once(tmp_path: Path, m
         await wait_until(lambda: len(server.lists) > before)
 
 
-async def ask_without_end(_: HostileAddress, writer: asyncio.StreamWriter) -> None:
-    """Ask whether we are there. Each time the SDK answers with a request of its own."""
+async def ask_without_end(server: HostileAddress, writer: asyncio.StreamWriter) -> None:
+    """Ask whether we are there, and ask again once the SDK has answered with a request of its own."""
     writer.write(EVENTS)
     with contextlib.suppress(ConnectionError):
         for number in itertools.count():
+            server.replied.clear()
             told = json.dumps({"jsonrpc": "2.0", "id": f"p{number}", "method": "ping"})
             writer.write(f"event: message\ndata: {told}\n\n".encode())
             await writer.drain()
-            await asyncio.sleep(0)
+            await server.replied.wait()
+
+
+LINES_OF_A_QUESTION = 3
 
 
 async def test_questions_without_end_end_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The requests with which we answer are no reason to count anew."""
-    monkeypatch.setattr(mcp_http, "MAX_EVENT_LINES", 300)
-    async with run_address(drip, tmp_path, stream=ask_without_end) as (made, _):
+    monkeypatch.setattr(mcp_http, "MAX_EVENT_LINES", 90)
+    async with run_address(drip, tmp_path, stream=ask_without_end) as (made, server):
         await wait_until(lambda: any("lines of events" in fall for fall in made.falls))
+        assert server.replies >= 90 // LINES_OF_A_QUESTION, "each question was answered before the next"
+
+
+async def test_a_count_that_starts_anew_with_each_reply_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plants the rule that every request of ours resets the count."""
+    on_request = mcp_http.McpAnswers._on_request
+
+    async def count_anew(self: mcp_http.McpAnswers, request: httpx2.Request) -> None:
+        self.allow_more()
+        await on_request(self, request)
+
+    monkeypatch.setattr(mcp_http.McpAnswers, "_on_request", count_anew)
+    monkeypatch.setattr(mcp_http, "MAX_EVENT_LINES", 90)
+    async with run_address(drip, tmp_path, stream=ask_without_end) as (made, server):
+        await wait_until(lambda: made.falls or server.replies > 2 * 90 // LINES_OF_A_QUESTION)
+        assert not any("lines of events" in fall for fall in made.falls), "the attack needs the count"
 
 
 async def end_at_once(_: HostileAddress, writer: asyncio.StreamWriter) -> None:

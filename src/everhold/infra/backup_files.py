@@ -27,8 +27,9 @@ def list_increments(directory: Path) -> list[IncrementFile]:
     """The increments in `directory`, in the order of the log."""
     found = []
     for path in directory.glob("increment-*.db"):
-        if (named := _INCREMENT_NAME.fullmatch(path.name)) is not None:
-            found.append(IncrementFile(path, int(named[1]), int(named[2]), int(named[3]), parse_time(named[4])))
+        named = _INCREMENT_NAME.fullmatch(path.name)
+        if named is not None and (at := _find_time(named[4])) is not None:
+            found.append(IncrementFile(path, int(named[1]), int(named[2]), int(named[3]), at))
     return sorted(found, key=lambda it: (it.after_pos, it.upto_pos))
 
 
@@ -46,8 +47,9 @@ def list_backups(directory: Path) -> list[BackupFile]:
     """The backups in `directory`, oldest first. Copies that an upgrade or a restore set aside are not among them."""
     found = []
     for path in directory.glob("everhold-*.db"):
-        if (named := _BACKUP_NAME.fullmatch(path.name)) is not None:
-            found.append(BackupFile(path, parse_time(named[1]), int(named[2]), not named[3]))
+        named = _BACKUP_NAME.fullmatch(path.name)
+        if named is not None and (at := _find_time(named[1])) is not None:
+            found.append(BackupFile(path, at, int(named[2]), not named[3]))
     return sorted(found, key=lambda backup: (backup.at, backup.path.name))
 
 
@@ -58,6 +60,14 @@ def list_set_aside(directory: Path) -> list[Path]:
         for pattern in ("before-restore-*.db", "before-move-*.db", "*-before-[0-9]*.db", "damaged-*")
     )
     return sorted(path for paths in found for path in paths)
+
+
+def _find_time(text: str) -> float | None:
+    """Return the time in a name; None if there is no such time, because anybody can name a file."""
+    try:
+        return parse_time(text)
+    except ValueError:
+        return None
 
 
 def parse_time(text: str) -> float:

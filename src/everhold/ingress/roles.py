@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -25,6 +25,7 @@ LOCAL_PLATFORMS: Final = frozenset({"terminal", "http", AGENT_PLATFORM})
 """Platforms whose server has already authenticated the sender."""
 EVERYWHERE: Final = "access"
 """The section of the configuration whose owners are owners everywhere."""
+MAX_KNOWN_STANDINGS: Final = 4_096
 
 
 class ChatSender(Struct, frozen=True, kw_only=True):
@@ -55,6 +56,10 @@ class RoleFinder:
         self._store = store
         self._pairing = pairing
         self._load_settings = load_settings
+        self._known: dict[tuple[str, str, str, str], RoleStanding] = {}
+        """The roles that follow from `_basis` alone."""
+        self._basis: tuple[Settings | None, int] = (None, -1)
+        """The settings and the people's epoch that `_known` was computed from."""
 
     async def find_role(self, entry: Entry) -> RoleStanding:
         """Return the role that the sender of a stored message has now in the chat it was sent from."""
@@ -79,9 +84,15 @@ class RoleFinder:
     async def find_sender_role(
         self, identity: str, *, address: str, settings: Settings, sender: str = "", chat: str = ""
     ) -> RoleStanding:
+        people = await self._store.get_people()
+        if self._basis[0] is not settings or self._basis[1] != people.epoch:
+            self._basis, self._known = (settings, people.epoch), {}
+        known, key = self._known, (identity, address, sender, chat)
+        if (standing := known.get(key)) is not None:
+            return standing
         place = parse_address(address)
         found = ChatSender(
-            speaker=identify_person(identity, await self._store.get_people()),
+            speaker=identify_person(identity, people),
             sender=sender or identity.partition(":")[2],
             agent=place.agent,
             platform=place.platform,
@@ -89,29 +100,48 @@ class RoleFinder:
             is_direct=place.kind == "dm",
             chats=(chat, place.chat),
         )
-        return RoleStanding(
-            role=await self.compute_role(found, settings), owners=tuple(sorted(list_owners(found, settings)))
-        )
+        owners = list_owners(found, settings)
+        role = compute_configured_role(found, settings, owners)
+        if can_be_paired(found, role, settings):  # pairing can end at any time, so this is not kept
+            paired = await self._apply_pairing(found, role)
+            return RoleStanding(role=paired, owners=tuple(sorted(owners)))
+        standing = RoleStanding(role=role, owners=tuple(sorted(owners)))
+        if len(known) >= MAX_KNOWN_STANDINGS:
+            known.clear()
+        known[key] = standing
+        return standing
 
     async def compute_role(self, chat: ChatSender, settings: Settings) -> PersonRole | None:
         """Return the role of a sender in a chat; None if the sender may not speak there."""
-        speaker, owners = chat.speaker, list_owners(chat, settings)
-        if chat.platform in LOCAL_PLATFORMS:
-            return PersonRole.OWNER if speaker.label and speaker.label in owners else PersonRole.MEMBER
-        account = find_account(chat, settings)
-        if account is None:
-            return None
-        direct = account.access.direct
-        group = () if chat.is_direct else find_configured(account.access.groups, *chat.chats) or ()
-        facts = SenderFacts(
-            identity=speaker.identity, label=speaker.label, is_proven=speaker.is_proven, is_direct=chat.is_direct
-        )
-        role = compute_role(facts, owners=owners, direct=direct, group=group)
-        if role is PersonRole.OWNER or role is PersonRole.MEMBER or (role is None and not chat.is_direct):
-            return role
-        if not await self._pairing.is_admitted(chat.platform, chat.account, chat.sender):
-            return role
-        return PersonRole.MEMBER
+        role = compute_configured_role(chat, settings, list_owners(chat, settings))
+        return await self._apply_pairing(chat, role) if can_be_paired(chat, role, settings) else role
+
+    async def _apply_pairing(self, chat: ChatSender, role: PersonRole | None) -> PersonRole | None:
+        """Return the role of a sender whom an operator may have admitted."""
+        is_admitted = await self._pairing.is_admitted(chat.platform, chat.account, chat.sender)
+        return PersonRole.MEMBER if is_admitted else role
+
+
+def compute_configured_role(chat: ChatSender, settings: Settings, owners: Collection[str]) -> PersonRole | None:
+    """Return the role of a sender in a chat by the configuration and the people directory, without pairing."""
+    speaker = chat.speaker
+    if chat.platform in LOCAL_PLATFORMS:
+        return PersonRole.OWNER if speaker.label and speaker.label in owners else PersonRole.MEMBER
+    account = find_account(chat, settings)
+    if account is None:
+        return None
+    group = () if chat.is_direct else find_configured(account.access.groups, *chat.chats) or ()
+    facts = SenderFacts(
+        identity=speaker.identity, label=speaker.label, is_proven=speaker.is_proven, is_direct=chat.is_direct
+    )
+    return compute_role(facts, owners=owners, direct=account.access.direct, group=group)
+
+
+def can_be_paired(chat: ChatSender, role: PersonRole | None, settings: Settings) -> bool:
+    """Return whether an admission by an operator would change this role."""
+    if role is PersonRole.OWNER or role is PersonRole.MEMBER or (role is None and not chat.is_direct):
+        return False
+    return find_account(chat, settings) is not None
 
 
 def identify_person(identity: str, people: PeopleDirectory) -> IdentifiedSender:

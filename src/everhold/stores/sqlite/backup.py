@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import apsw
 
-from everhold.errors import StoreError
-from everhold.ports.store_files import StoreCopy
+from everhold.errors import StoreDamaged, StoreError
+from everhold.ports.store_files import IncrementFile, StoreCopy
 from everhold.stores.sqlite import connect, damage, migrate, snapshot
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
+
+MAX_UNUSED_POSITIONS: Final = 1_000_000
+"""How many positions of an increment may have no entry. A position that was never used is rare."""
+MOVE_INCREMENT: Final = "nothing was changed; move this increment away, then try again to restore up to it"
 
 
 def make_copy(db: apsw.Connection, target: Path) -> StoreCopy:
@@ -33,6 +38,44 @@ def inspect_copy(path: Path) -> StoreCopy:
         raise translate_error(error, path) from error
     except UnicodeDecodeError as error:
         raise build_damaged_error(path, f"a text in it is no UTF-8: {error}") from error
+
+
+def open_increment(it: IncrementFile) -> apsw.Connection:
+    """Open an increment for reading. Raises StoreError if it is not what its name says, or may not be read.
+
+    A restore reads each position up to the last one, so a position without an end would never be reached.
+    """
+    if not it.path.is_file():
+        raise StoreError(f"{it.path} is not a file", remedy=MOVE_INCREMENT)
+    try:
+        migrate.inspect_header(it.path)
+        db = connect.open_for_reading(it.path)
+        try:
+            migrate.refuse_foreign_schema(db, it.path)
+            _refuse_wrong_positions(db, it)
+        except BaseException:
+            db.close()
+            raise
+    except apsw.Error as error:
+        raise StoreDamaged(f"the increment {it.path} cannot be read: {error}", remedy=MOVE_INCREMENT) from error
+    except UnicodeDecodeError as error:
+        raise StoreDamaged(f"a text in the increment {it.path} is no UTF-8", remedy=MOVE_INCREMENT) from error
+    return db
+
+
+def _refuse_wrong_positions(db: apsw.Connection, it: IncrementFile) -> None:
+    if pages := damage.list_integrity_errors(db):
+        raise StoreDamaged(f"the increment {it.path} is damaged: {' / '.join(pages[:5])}", remedy=MOVE_INCREMENT)
+    first, last, count = db.execute("select min(pos), max(pos), count(*) from entries").get
+    if last != it.upto_pos or first <= it.after_pos:
+        raise StoreDamaged(
+            f"the increment {it.path} has the positions {first} to {last}, and its name says otherwise",
+            remedy=MOVE_INCREMENT,
+        )
+    if last - it.after_pos - count > MAX_UNUSED_POSITIONS:
+        raise StoreDamaged(
+            f"the increment {it.path} has {count} entries for {last - it.after_pos} positions", remedy=MOVE_INCREMENT
+        )
 
 
 def _inspect_connection(db: apsw.Connection, path: Path) -> StoreCopy:

@@ -18,7 +18,7 @@ from everhold.infra.home import Home, add_missing_lines, check_disk_space, sync_
 from everhold.ports.clock import RandomSource
 from everhold.ports.store_files import RestorePlan, RestoreResult, StoreCopy
 from everhold.stores.sqlite import connect, migrate, rebuild, watermark
-from everhold.stores.sqlite.backup import inspect_copy, read_last_seqs
+from everhold.stores.sqlite.backup import MOVE_INCREMENT, inspect_copy, open_increment, read_last_seqs
 from everhold.stores.sqlite.salvage import SalvageResult, add_newer_entries
 
 _SELECT_LAST_POS: Final = "select max(pos) from entries"
@@ -41,6 +41,8 @@ def plan_restore(home: Home, *, source: str = "", at: str = "", directory: Path 
     holds = inspect_copy(chosen)
     uses_increments = not source and chosen != home.store and (present is None or bool(at))
     chain = find_chain(directory, holds.pos) if uses_increments else []
+    for it in chain:
+        open_increment(it).close()
     upto = _find_pos([chosen, *(it.path for it in chain)], at) if at else None
     end = chain[-1].upto_pos if chain else holds.pos
     if upto is not None and not 0 < upto <= end:
@@ -80,8 +82,7 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
     new = home.store.with_name(home.store.name + ".restored")
     sizes = what.source_copy.size_bytes + (home.store.stat().st_size if home.store.exists() else 0)
     check_disk_space(home.path, sizes)
-    for leftover in home.path.glob(new.name + "*"):
-        leftover.unlink()
+    _remove_with_leftovers(new)
     # the home may be a new one, which does not know what was erased after the copy was made
     add_missing_lines(what.source.with_name(home.erasures.name), home.erasures, is_valid=is_erasure_line)
     reached = read_last_seqs(home.store)
@@ -92,7 +93,11 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
         raise StoreError(
             f"{what.source} changed while it was being restored", remedy="nothing was changed; check it, and try again"
         )
-    _add_increments(new, what, now=now, chance=chance)
+    try:
+        _add_increments(new, what, now=now, chance=chance)
+    except BaseException:
+        _remove_with_leftovers(new)
+        raise
     salvaged = SalvageResult(0, what.last_pos, [])
     if what.damage and what.upto_pos is None:
         salvaged = _salvage(home, new, what, now=now, chance=chance)
@@ -113,6 +118,11 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
     )
 
 
+def _remove_with_leftovers(new: Path) -> None:
+    for leftover in new.parent.glob(new.name + "*"):
+        leftover.unlink()
+
+
 def _add_increments(new: Path, what: RestorePlan, *, now: float, chance: RandomSource) -> None:
     """Add the increments to the copy. A damaged one is refused, because those after it would not follow."""
     if not what.chain:
@@ -122,16 +132,20 @@ def _add_increments(new: Path, what: RestorePlan, *, now: float, chance: RandomS
         opened.callback(db.close)
         sources = []
         for it in what.chain:
-            migrate.inspect_header(it.path)
-            source = connect.open_for_reading(it.path)
+            source = open_increment(it)
             opened.callback(source.close)
             sources.append((source, it.upto_pos))
-        done = add_newer_entries(db, sources, at=now, chance=chance)
+        try:
+            done = add_newer_entries(db, sources, at=now, chance=chance)
+        except (apsw.Error, ValueError, TypeError) as error:
+            raise StoreDamaged(
+                f"an increment in {what.chain[0].path.parent} does not fit: {error}", remedy=MOVE_INCREMENT
+            ) from error
         db.pragma("journal_mode", "delete")
     if done.left_out:
         raise StoreDamaged(
             f"an increment in {what.chain[0].path.parent} is damaged: {done.left_out[0]}",
-            remedy="nothing was changed; move the damaged increment away, then try again to restore up to it",
+            remedy=MOVE_INCREMENT,
         )
 
 
