@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from everhold.engine.gates import Gates
 from everhold.errors import LeaseLost, Refused, StoreBusy
 from everhold.ingress.account_leadership import AccountLeadership
 from everhold.ports.hosts import AccountClaim
@@ -53,8 +52,7 @@ def open_host(path: Path, owner: str) -> tuple[UnreachableStore, AccountLeadersh
     store = UnreachableStore.open(
         path / "log.db", chance=SeededRandom(), now=LoopClock().now, inline=True, synchronous="OFF", exclusive=False
     )
-    gates = Gates(store=store, clock=LoopClock(), chance=SeededRandom(), log=QuietLogger(), owner=owner)
-    return store, AccountLeadership(gates, lease_seconds=LEASE)
+    return store, AccountLeadership(store, owner=owner, clock=LoopClock(), log=QuietLogger(), lease_seconds=LEASE)
 
 
 def run_in_virtual_time(play: object) -> None:

@@ -26,11 +26,12 @@ from pydantic import BaseModel
 from everhold.config import AccountSettings, ConfigProblem, Settings, build_plugin_settings
 from everhold.core.commands import COMMAND_MENU
 from everhold.engine.state_updates import update_state_record
-from everhold.errors import EverholdError, HomeBusy, InvalidRequest, Refused, StoreError
+from everhold.errors import EverholdError, HomeBusy, InvalidRequest, Refused
 from everhold.infra.fetch import UrlFetcher
 from everhold.infra.home_lock import FileLock
 from everhold.infra.plugins import PLATFORM_PLUGINS, PluginCatalogue
 from everhold.infra.secret import SecretString
+from everhold.ingress.account_leadership import ACCOUNT_LEASE_SECONDS, RENEWALS_PER_LEASE, AccountLeadership
 from everhold.ingress.chat_records import ChatAliases
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.hosts import AccountClaim, make_account_name
@@ -49,11 +50,8 @@ CLOSE_DELAY_SECONDS: Final = 40.0
 """How long a replaced adapter stays open for its running sends. It is longer than a send may take."""
 ADAPTER_ERRORS: Final = (ImportError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
 """Errors of a plug-in's adapter that disable its account. Others are bugs and are raised."""
-ACCOUNT_LEASE_SECONDS: Final = 15.0
-"""If the host that receives for an account dies, another one takes over after this time."""
 ACCOUNT_POLL_SECONDS: Final = 2.0
 """How often a host checks whether an account that another host receives for is free."""
-RENEWALS_PER_LEASE: Final = 3
 TOKEN_RETRY_SECONDS: Final = 30.0
 """How often an account checks whether another process still listens with its token."""
 
@@ -118,8 +116,7 @@ class PlatformAccounts:
         self._locks = locks
         self._chat_aliases = chat_aliases or ChatAliases(store, clock=clock, log=log)
         self._token_retry_seconds = token_retry_seconds
-        self._owner = owner
-        self._lease_seconds = lease_seconds
+        self._leadership = AccountLeadership(store, owner=owner, clock=clock, log=log, lease_seconds=lease_seconds)
         self._poll_seconds = min(ACCOUNT_POLL_SECONDS, lease_seconds / RENEWALS_PER_LEASE)
         self._settings: Settings | None = None
         self._problems: dict[AccountKey, ConfigProblem] = {}
@@ -320,55 +317,26 @@ class PlatformAccounts:
         return alone
 
     async def _listen_as_holder(self, account: PlatformAccount) -> bool:
-        """Claim the account, and listen as long as the claim holds. Of several hosts, only one receives for it."""
-        platform, name = account.key
-        claim = await self._store.claim_account(
-            make_account_name(platform, name), owner=self._owner, lease=self._lease_seconds
-        )
-        account.is_held_elsewhere = claim is None
-        if claim is None:
-            account.problem = account.remedy = ""
-            return False
-        account.claim = claim
-        renewing = asyncio.create_task(self._keep_claim(claim), name=f"hold {platform}/{name}")
-        try:
-            with self._hold_tokens(account) as alone:
-                if not alone:
-                    return False
-                self._log.info("account.claimed", platform=platform, account=name, fence=claim.fence)
-                return await self._listen_until(account, renewing)
-        finally:
-            account.claim = None
-            renewing.cancel()
-            with contextlib.suppress(StoreError):  # then its lease ends
-                await self._store.release_account(claim)
+        """Listen as long as this host holds the account's claim. Of several hosts, only one receives for it. Return
+        whether the listener ended by itself.
+        """
+        was_claimed = has_tokens = False
 
-    async def _listen_until(self, account: PlatformAccount, lost: asyncio.Task[None]) -> bool:
-        """Listen until `lost` ends, or the listener ends by itself."""
-        listening = asyncio.create_task(self._run_listener(account))
-        try:
-            await asyncio.wait({listening, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():
-                await listening
-                return True
-            self._log.warning("account.lost", platform=account.key[0], account=account.key[1])
-            return False
-        finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-
-    async def _keep_claim(self, claim: AccountClaim) -> None:
-        """Renew the claim of an account. Return when it is lost, or may be lost soon."""
-        renewed = self._clock.monotonic()
-        while self._clock.monotonic() - renewed < self._lease_seconds * (1 - 1 / RENEWALS_PER_LEASE):
-            await asyncio.sleep(self._lease_seconds / RENEWALS_PER_LEASE)
-            before = self._clock.monotonic()
+        async def listen(claim: AccountClaim) -> None:
+            nonlocal was_claimed, has_tokens
+            was_claimed, account.is_held_elsewhere, account.claim = True, False, claim
             try:
-                if not await self._store.renew_accounts([claim], lease=self._lease_seconds):
-                    return
-            except StoreError:
-                continue
-            renewed = before
+                with self._hold_tokens(account) as has_tokens:
+                    if has_tokens:
+                        await self._run_listener(account)
+            finally:
+                account.claim = None
+
+        has_ended = await self._leadership.listen_while_held(make_account_name(*account.key), listen)
+        if not was_claimed:
+            account.is_held_elsewhere = True
+            account.problem = account.remedy = ""
+        return has_ended and has_tokens
 
     async def _run_listener(self, account: PlatformAccount) -> None:
         async def accept(incoming: IncomingMessage) -> AcceptResult:

@@ -11,9 +11,11 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from everhold.engine.gates import Gates
 from everhold.errors import LeaseLost, StoreError
+from everhold.ports.clock import Clock
 from everhold.ports.hosts import AccountClaim
+from everhold.ports.log import EventLogger
+from everhold.ports.store import Store
 
 ACCOUNT_LEASE_SECONDS: Final = 15.0
 """If the host that receives for an account dies, another one takes over after this time."""
@@ -23,18 +25,31 @@ RENEWALS_PER_LEASE: Final = 3
 class AccountLeadership:
     """Claims accounts for one host."""
 
-    def __init__(self, gates: Gates, *, lease_seconds: float = ACCOUNT_LEASE_SECONDS) -> None:
-        self.gates = gates
-        self.lease_seconds = lease_seconds
+    def __init__(
+        self,
+        store: Store,
+        *,
+        owner: str,
+        clock: Clock,
+        log: EventLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        lease_seconds: float = ACCOUNT_LEASE_SECONDS,
+    ) -> None:
+        """`owner` names this process in the claims of accounts."""
+        self._store = store
+        self._owner = owner
+        self._clock = clock
+        self._log = log
+        self._sleep = sleep
+        self._lease_seconds = lease_seconds
 
     async def listen_while_held(self, account: str, listen: Callable[[AccountClaim], Awaitable[None]]) -> bool:
         """Claim the account and run `listen` until it ends by itself, or the claim is lost. Return whether it ended by
         itself. Do nothing if another host holds the account."""
-        gates = self.gates
-        claim = await gates.store.claim_account(account, owner=gates.owner, lease=self.lease_seconds)
+        claim = await self._store.claim_account(account, owner=self._owner, lease=self._lease_seconds)
         if claim is None:
             return False
-        gates.log.info("account.claimed", account=account, fence=claim.fence)
+        self._log.info("account.claimed", account=account, fence=claim.fence)
         listening = asyncio.ensure_future(listen(claim))
         renewing = asyncio.ensure_future(self._keep_renewing(claim))
         try:
@@ -51,7 +66,7 @@ class AccountLeadership:
                 has_ended = False
         if has_ended:
             return True
-        gates.log.warning("account.lost", account=account, fence=claim.fence)
+        self._log.warning("account.lost", account=account, fence=claim.fence)
         return False
 
     async def _end_listening(self, claim: AccountClaim, *tasks: asyncio.Future[None]) -> None:
@@ -59,18 +74,17 @@ class AccountLeadership:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(StoreError):  # then its lease ends
-            await self.gates.store.release_account(claim)
+            await self._store.release_account(claim)
 
     async def _keep_renewing(self, claim: AccountClaim) -> None:
         """Renew a claim. Return when it is lost, or when it could end before the next attempt."""
-        gates = self.gates
-        pause = self.lease_seconds / RENEWALS_PER_LEASE
-        renewed_at = gates.clock.monotonic()
-        while gates.clock.monotonic() - renewed_at < self.lease_seconds - pause:
-            await gates.sleep(pause)
-            before = gates.clock.monotonic()
+        pause = self._lease_seconds / RENEWALS_PER_LEASE
+        renewed_at = self._clock.monotonic()
+        while self._clock.monotonic() - renewed_at < self._lease_seconds - pause:
+            await self._sleep(pause)
+            before = self._clock.monotonic()
             try:
-                if not await gates.store.renew_accounts([claim], lease=self.lease_seconds):
+                if not await self._store.renew_accounts([claim], lease=self._lease_seconds):
                     return
             except StoreError:
                 continue

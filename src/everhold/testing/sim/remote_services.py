@@ -282,7 +282,10 @@ class SimListener:
     async def _poll_while_held(self, accept: AcceptMessage) -> None:
         """Poll whenever this host holds the account."""
         account = make_account_name(self.platform.name, self.platform.account)
-        leadership = AccountLeadership(self.gates)
+        gates = self.gates
+        leadership = AccountLeadership(
+            gates.store, owner=gates.owner, clock=gates.clock, log=gates.log, sleep=gates.sleep
+        )
         while True:
             await leadership.listen_while_held(account, functools.partial(self._poll_from_offset, accept))
             await self.gates.sleep(ACCOUNT_POLL_SECONDS)
