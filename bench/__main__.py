@@ -28,6 +28,7 @@ from bench.memories import memory_rows
 from bench.peers import peer_rows
 from bench.platform_cost import platform_cost_rows
 from bench.plugin_processes import plugin_process_rows
+from bench.postgres import postgres_rows
 from bench.recall.__main__ import main as measure_recall
 from bench.recalling import recalling_rows
 from bench.summaries import summary_rows
@@ -64,6 +65,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "draining": draining_rows,
     "destroyed-disk": destroyed_disk_rows,
     "audit": audit_rows,
+    "postgres": postgres_rows,
 }
 
 

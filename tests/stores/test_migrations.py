@@ -16,7 +16,8 @@ from everhold.ports.hosts import HostRecord, HostVersion
 from everhold.ports.store import DeliveryItem, InFlightBatch, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import migrate
 from everhold.stores.sqlite.migrate import SchemaMigration
-from everhold.stores.sqlite.people import find_contradictions
+from everhold.stores.sqlite.snapshot import SqliteSnapshot
+from everhold.stores.verify import find_people_contradictions
 from tests.stores.home import fingerprint_files, open_scenario, open_store, run_coroutine
 
 NOW = migrate.list_migrations()
@@ -295,7 +296,7 @@ def test_names_of_the_first_schema_become_identities_of_their_person(tmp_path: P
         present = people.expand_audience(("person:telegram:1001",))
         assert can_hear(present, ("person:ada",), at=0.0), "what was said before belongs to the person"
         assert store.writer.db.execute("select * from entries").fetchall() == before
-        assert find_contradictions(store.writer.db.cursor()) == []
+        assert find_people_contradictions(SqliteSnapshot(store.writer.db)) == []
         await store.close()
 
     run_coroutine(play())

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -148,9 +149,10 @@ class PostgresTestServer:
         name = f"test_{self._databases}"
         with psycopg.connect(self.build_dsn(), autocommit=True) as connection:
             connection.execute(f"create database {name} template {template}")
-            try:
-                yield self.build_dsn(name)
-            finally:
+        try:
+            yield self.build_dsn(name)
+        finally:
+            with psycopg.connect(self.build_dsn(), autocommit=True) as connection:
                 connection.execute(f"drop database if exists {name} with (force)")
 
     def lend_store_database(self) -> AbstractContextManager[str]:
@@ -160,7 +162,8 @@ class PostgresTestServer:
 
             with psycopg.connect(self.build_dsn(), autocommit=True) as connection:
                 connection.execute(f"create database {TEMPLATE_DATABASE}")
-            asyncio.run(self._fill_template())
+            with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+                thread.submit(lambda: asyncio.run(self._fill_template())).result()
             self._has_template = True
         return self.lend_database(template=TEMPLATE_DATABASE)
 

@@ -6,12 +6,14 @@ No setting is changed for a whole session, because behind a pooler another clien
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.generators import send
 
 from everhold.errors import InvalidRequest, StoreError
 from everhold.stores.postgres.errors import INVALID_VALUE_ERRORS, is_connection_lost, translate_error
@@ -50,6 +52,26 @@ def build_conninfo(url: str) -> str:
     return make_conninfo("", **values)
 
 
+def encode_array(values: Sequence[Any]) -> str:
+    """Return an array in PostgreSQL's text format. psycopg does the same several times slower."""
+    items = []
+    for value in values:
+        if value is None:
+            items.append("NULL")
+        elif isinstance(value, str):
+            items.append('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"')
+        elif isinstance(value, bytes):
+            items.append('"\\\\x' + value.hex() + '"')
+        else:
+            items.append(repr(value))
+    return "{" + ",".join(items) + "}"
+
+
+def encode_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of a statement with its arrays encoded. Its SQL says their types."""
+    return tuple([encode_array(value) if isinstance(value, list) else value for value in values])
+
+
 class PostgresConnector:
     """Opens connections."""
 
@@ -79,6 +101,34 @@ class PostgresConnector:
             raise translate_error(error) from error
 
 
+@asynccontextmanager
+async def run_pipeline(connection: PgConnection) -> AsyncIterator[None]:
+    """Send the statements of the block in one round trip."""
+    async with connection.pipeline() as pipeline:
+        # psycopg would send every statement by itself.
+        communicate = pipeline._communicate_gen
+        pipeline._communicate_gen = _send_nothing  # type: ignore[method-assign]
+        # psycopg sends a request to flush after the end of the pipeline. The server then does not notice that the
+        # transaction is idle, and never ends it (tests/stores/postgres/test_failures.py).
+        pipeline._exit_gen = functools.partial(_finish_pipeline, pipeline, communicate)  # type: ignore[method-assign]
+        yield
+
+
+def _send_nothing() -> Generator[Any, Any, None]:
+    yield from ()
+
+
+def _finish_pipeline(
+    pipeline: psycopg.AsyncPipeline, communicate: Callable[[], Generator[Any, Any, None]]
+) -> Generator[Any, Any, None]:
+    try:
+        pipeline._enqueue_sync()
+        yield from communicate()
+        yield from send(pipeline.pgconn)  # large values do not fit into the buffers at once
+    finally:
+        yield from pipeline._fetch_gen(flush=False)
+
+
 class ReadPool:
     """A fixed number of connections for reads. One is opened when it is first needed."""
 
@@ -87,12 +137,15 @@ class ReadPool:
         self._idle: list[PgConnection] = []
         self._free = asyncio.Semaphore(size)
         self._is_closed = False
+        self.round_trips = 0
+        """How often a connection was lent. Nearly every read is one round trip."""
 
     @asynccontextmanager
     async def lend_connection(self) -> AsyncIterator[PgConnection]:
         async with self._free:
             if self._is_closed:
                 raise StoreError("the store is closed")
+            self.round_trips += 1
             connection = self._idle.pop() if self._idle else await self._connector.connect()
             try:
                 yield connection

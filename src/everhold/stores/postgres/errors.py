@@ -35,7 +35,7 @@ def translate_error(error: Exception) -> Exception:
         return StoreDamaged(text, remedy="restore the database from a backup, or fail over to a standby")
     if isinstance(error, pg.InsufficientPrivilege | pg.UndefinedTable):
         return StoreError(text, remedy="use a role that owns the tables, in the database that everhold uses")
-    if isinstance(error, pg.QueryCanceled | psycopg.OperationalError):
+    if isinstance(error, pg.QueryCanceled | psycopg.OperationalError) or is_connection_lost(error):
         return StoreBusy(text, remedy="check that the server runs and can be reached; then try again")
     return StoreError(text)
 
@@ -46,4 +46,7 @@ def is_connection_lost(error: Exception) -> bool:
         error, pg.AdminShutdown | pg.CrashShutdown | pg.CannotConnectNow | pg.IdleInTransactionSessionTimeout
     ):
         return True
-    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+    if isinstance(error, psycopg.OperationalError):
+        return error.sqlstate is None
+    # What libpq reports in place of an answer of the server is of the base class and has no code.
+    return type(error) is psycopg.DatabaseError and error.sqlstate is None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import psycopg
 
 from everhold.core.commit_rules import StoreNeeds
 from everhold.core.entries import Began, EntryKind, Heard, Took, decode_body
@@ -25,7 +26,7 @@ from everhold.core.store_rows import (
     WorkingSet,
 )
 from everhold.ports.store import InFlightBatch, PeerRecord
-from everhold.stores.postgres.connections import PgConnection
+from everhold.stores.postgres.connections import PgConnection, encode_arrays, run_pipeline
 from everhold.stores.postgres.sessions import GENERATION
 
 POS_BITS: Final = 16
@@ -41,8 +42,12 @@ PlannedRead: TypeAlias = tuple[str, str, Sequence[Any]]
 """Name, SQL and values."""
 
 _BEGIN: Final = "begin"
+# A plan that was made while the tables were small is kept by the server. Every statement of a commit finds its rows by
+# an index, so other plans are ruled out.
 _SETTINGS: Final = (
-    "select set_config('idle_in_transaction_session_timeout', %s, true), set_config('lock_timeout', %s, true)"
+    "select set_config('idle_in_transaction_session_timeout', %s, true), set_config('lock_timeout', %s, true), "
+    "set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), "
+    "set_config('enable_mergejoin', 'off', true)"
 )
 _NOT_WAITED_FOR: Final = ", set_config('synchronous_commit', 'off', true)"
 _GATE: Final = "lock table sessions in exclusive mode"
@@ -243,12 +248,16 @@ def _split_places(places: Sequence[tuple[str, int]]) -> tuple[list[str], list[in
 async def run_reads(connection: PgConnection, plan: Sequence[PlannedRead]) -> dict[str, Rows]:
     """Run the statements in one round trip. Return the rows of each by its name."""
     cursors = []
-    async with connection.pipeline():
+    async with run_pipeline(connection):
         for name, sql, values in plan:
             cursor = connection.cursor(binary=True)
-            await cursor.execute(sql, values or None)
+            await cursor.execute(sql, encode_arrays(values) if values else None)
             cursors.append((name, cursor))
-    return {name: await cursor.fetchall() for name, cursor in cursors if cursor.description is not None}
+    return {name: await cursor.fetchall() for name, cursor in cursors if _has_rows(cursor)}
+
+
+def _has_rows(cursor: psycopg.AsyncCursor[Any]) -> bool:
+    return cursor.pgresult is not None and cursor.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
 
 
 async def load_batch(

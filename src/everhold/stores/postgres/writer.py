@@ -20,7 +20,7 @@ from everhold.core.commit_rules import apply_change, list_needs
 from everhold.errors import Conflict, EverholdError, OutcomeUnknown, Refused, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, CommitResult
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector
+from everhold.stores.postgres.connections import PgConnection, PostgresConnector, encode_arrays, run_pipeline
 from everhold.stores.postgres.errors import (
     INVALID_VALUE_ERRORS,
     REPEATABLE_ERRORS,
@@ -33,7 +33,9 @@ from everhold.stores.postgres.saving import SPEND_SHARDS, OldRows, plan_writes
 
 MAX_BATCH_JOBS: Final = 256
 MAX_ATTEMPTS: Final = 8
-"""How often a batch is repeated that certainly wrote nothing."""
+"""How often a batch is repeated that certainly wrote nothing, because others were in its way."""
+MAX_OUTAGE_SECONDS: Final = 30.0
+"""How long a batch waits for the server. A standby needs some seconds to take over."""
 RETRY_SECONDS: Final = (0.0, 0.02, 0.1, 0.3, 1.0, 2.0, 3.0)
 MAX_KNOWN_ROOTS: Final = 100_000
 
@@ -153,11 +155,13 @@ class CommitQueue:
 
     async def _commit_batch(self, batch: list[CommitJob]) -> None:
         """Commit a batch, and answer its callers. Repeat it as long as it certainly wrote nothing."""
-        for attempt in range(MAX_ATTEMPTS):
+        ends = asyncio.get_running_loop().time() + MAX_OUTAGE_SECONDS
+        attempt = 0
+        while True:
             try:
                 outcomes = await self._try_batch(batch)
             except INVALID_VALUE_ERRORS as error:
-                await self._roll_back()
+                await self._drop_connection()
                 if len(batch) == 1:
                     raise Refused(
                         f"a value of the change cannot be stored: {error}",
@@ -166,18 +170,21 @@ class CommitQueue:
                 await self._commit_one_by_one(batch)
                 return
             except psycopg.Error as error:
-                await self._roll_back()
-                if not (isinstance(error, REPEATABLE_ERRORS) or is_connection_lost(error)):
-                    raise translate_error(error) from error
-                if attempt + 1 == MAX_ATTEMPTS:
+                await self._drop_connection()
+                attempt += 1
+                if is_connection_lost(error):
+                    may_repeat = asyncio.get_running_loop().time() < ends
+                else:
+                    may_repeat = isinstance(error, REPEATABLE_ERRORS) and attempt < MAX_ATTEMPTS
+                if not may_repeat:
                     if isinstance(error, pg.UniqueViolation):
                         raise Conflict(f"another host wrote the same: {error}", remedy="read again") from error
                     raise translate_error(error) from error
                 self._statistics.repeats += 1
-                await asyncio.sleep(RETRY_SECONDS[attempt])
+                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS)) - 1])
                 continue
             except BaseException:
-                await self._roll_back()
+                await self._drop_connection()
                 raise
             _answer(batch, outcomes)
             return
@@ -193,7 +200,7 @@ class CommitQueue:
         """Run one transaction. Return what each caller gets. Raises psycopg.Error if nothing was written."""
         connection = await self._ensure_connection()
         changes = [job.change for job in batch]
-        durable = any(change.durable for change in changes)
+        durable = is_durable(changes)
         self._statistics.round_trips += 1
         loaded = await load_batch(
             connection, list_needs(changes), durable=durable, roots=self._roots, clock=self._clock
@@ -226,14 +233,14 @@ class CommitQueue:
         """Write and commit, in one round trip. If the answer is lost, find out whether it was committed."""
         self._warnings.clear()
         try:
-            async with connection.pipeline():
+            async with run_pipeline(connection):
                 for sql, values in writes:
-                    await connection.cursor(binary=True).execute(sql, values)
-                await connection.execute("commit")
+                    await connection.cursor(binary=True).execute(sql, encode_arrays(values))
+                await connection.execute("commit", prepare=False)
             if durable and self._warnings:
                 raise CommitUnconfirmed(self._warnings[0])
         except CommitUnconfirmed as error:
-            raise StoreError(
+            raise OutcomeUnknown(
                 f"the server committed without a confirmation of its standby: {error}",
                 remedy="repeat the change, because a failover may lose it",
             ) from error
@@ -270,21 +277,9 @@ class CommitQueue:
         if notice.severity_nonlocalized == "WARNING":
             self._warnings.append(notice.message_primary or "")
 
-    async def _roll_back(self) -> None:
-        """Leave no transaction open."""
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            if not connection.closed:
-                await connection.execute("rollback")
-                self._warnings.clear()
-                return
-        except psycopg.Error:
-            pass
-        await self._drop_connection()
-
     async def _drop_connection(self) -> None:
+        """Close the connection, which ends its transaction. After an error in a pipeline the driver may be wrong about
+        which statements are prepared."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -324,6 +319,11 @@ class GroupWriter:
     async def close(self) -> None:
         for queue in self.queues:
             await queue.close()
+
+
+def is_durable(changes: Sequence[Change]) -> bool:
+    """Return whether the callers wait until the transaction is on disk. One that must wait decides for all."""
+    return any(change.durable for change in changes)
 
 
 def _goes_alone(change: Change) -> bool:

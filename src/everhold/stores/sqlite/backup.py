@@ -9,7 +9,7 @@ import apsw
 
 from everhold.errors import StoreDamaged, StoreError
 from everhold.ports.store_files import IncrementFile, StoreCopy
-from everhold.stores.sqlite import audit, connect, damage, migrate
+from everhold.stores.sqlite import connect, damage, migrate, snapshot
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
 MAX_UNUSED_POSITIONS: Final = 1_000_000
@@ -84,7 +84,7 @@ def _inspect_connection(db: apsw.Connection, path: Path) -> StoreCopy:
             path, " / ".join(part for part in (*pages[:5], damage.name_damaged_sessions(db)) if part)
         )
     cur = db.cursor()
-    audited = audit.audit_snapshot(db)
+    audited = snapshot.audit_snapshot(db)
     broken = [f"{it.session}: {it.promise}: {it.text}" for it in audited.findings if it.level == "broken"]
     pos, count, newest = cur.execute("select max(pos), count(*), max(at) from entries").get
     return StoreCopy(

@@ -15,7 +15,6 @@ from everhold.core.people import (
     PeopleEvent,
     PersonRecord,
     apply_event,
-    build_directory,
 )
 from everhold.errors import Conflict
 from everhold.ports.store import FROM_COMMIT, FirstSeen, PeerRecord
@@ -105,23 +104,6 @@ def add_first_seen(cur: apsw.Cursor, seen: Iterable[FirstSeen], *, at: float) ->
                 at=at,
             )
             append_events(cur, (made, linked), at=at, epoch=None)
-
-
-def find_contradictions(cur: apsw.Cursor) -> list[str]:
-    """Return where persons and identities differ from what the log of people says."""
-    derived = build_directory(list_events(cur, after=0, limit=-1))
-    stored = load_directory(cur)
-    lines = []
-    for id in sorted(derived.persons.keys() | stored.persons.keys()):
-        if derived.persons.get(id) != stored.persons.get(id):
-            lines.append(f"person {id} is {stored.persons.get(id)}, but the people log says {derived.persons.get(id)}")
-    for name in sorted(derived.identities.keys() | stored.identities.keys()):
-        if derived.identities.get(name) != stored.identities.get(name):
-            lines.append(
-                f"identity {name} is {stored.identities.get(name)}, "
-                f"but the people log says {derived.identities.get(name)}"
-            )
-    return lines
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ from everhold.ports.store import (
     Step,
 )
 from everhold.ports.store_files import StoreCopy, StoreIncrement
+from everhold.stores import verify
 from everhold.stores.notifier import LocalNotifier
 from everhold.stores.sqlite import (
     account_leases,
-    audit,
     backup as copies,
     bindings,
     commit,
@@ -67,9 +67,9 @@ from everhold.stores.sqlite import (
     reservations,
     restore,
     sessions,
+    snapshot,
     spending,
     state_records,
-    verify,
     watermark,
 )
 from everhold.stores.sqlite.errors import build_damaged_error, build_invalid_name_error, translate_error
@@ -677,13 +677,13 @@ class SqliteStore:
     # -- the whole store
 
     async def verify(self, session: str | None = None) -> list[str]:
-        return await self._read_in_thread(lambda db: verify.find_contradictions(db, session))
+        return await self._read_in_thread(lambda db: verify.find_contradictions(snapshot.SqliteSnapshot(db), session))
 
     async def audit(
         self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
     ) -> StoreAudit:
         with self.writer.allow_long_read():
-            found = await self._read_in_thread(lambda db: audit.audit_snapshot(db, session, report_progress))
+            found = await self._read_in_thread(lambda db: snapshot.audit_snapshot(db, session, report_progress))
         if self.writer.scrub_needed:
             await self.ping_writer()  # an erasure meanwhile could not empty the write-ahead log
         return found

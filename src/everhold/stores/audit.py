@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from everhold.core import consumers
@@ -27,61 +26,53 @@ from everhold.core.entries import Began, Entry, EntryKind, Heard, Noted, Said, T
 from everhold.core.recall_audit import CitedStamp, PeopleHistory, find_leaks
 from everhold.core.recall_blobs import read_record
 from everhold.ports.store import InFlightBatch, StateNamespace
-from everhold.stores.sqlite import people, verify
-from everhold.stores.sqlite.connect import fetch_rows
+from everhold.stores import verify
+from everhold.stores.snapshot import SnapshotReader
 
 PROGRESS_ENTRIES: Final = 2_000
 """The number of entries between two reports of the progress."""
 MAX_CITED: Final = 50_000
 """How many cited entries are kept in memory."""
-START_SEQ_SCHEMA: Final = 3
-"""The schema that introduced `start_seq`. An older copy does not say where its cursors began."""
 _AUDIENCE_KINDS: Final = frozenset({EntryKind.HEARD, EntryKind.SAID, EntryKind.NOTED})
 _DEAD_LETTER_STATES: Final = "('dead', 'replaying', 'replayed', 'dropped')"
 _REPLAYED: Final = "replayed"
 _batches: Final = msgspec.json.Decoder(InFlightBatch)
 
 
-def audit_snapshot(
-    db: apsw.Connection, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
-) -> StoreAudit:
-    """Audit one session, or the whole store, in one read transaction."""
-    db.execute("begin")
-    try:
-        return _SnapshotAuditor(db, report_progress).run(session)
-    finally:
-        db.execute("rollback")
+def audit_snapshot(reader: SnapshotReader, session: str | None, report_progress: ReportProgress) -> StoreAudit:
+    """Audit one session, or the whole store. `reader` sees one snapshot."""
+    return _SnapshotAuditor(reader, report_progress).run(session)
 
 
 class _SnapshotAuditor:
-    def __init__(self, db: apsw.Connection, report_progress: ReportProgress) -> None:
-        self.db = db
-        self.cur = db.cursor()
+    def __init__(self, reader: SnapshotReader, report_progress: ReportProgress) -> None:
+        self.reader = reader
         self.report_progress = report_progress
         self.contradictions: list[str] = []
         self.findings: list[AuditFinding] = []
         self.checked = AuditCounts()
         self.costs = CostAudit()
-        self.people = PeopleHistory(people.list_events(self.cur, after=0, limit=-1))
+        self.people = PeopleHistory(verify.list_people_events(reader))
         self._cited: dict[tuple[str, int], CitedStamp | None] = {}
         self._audiences: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._has_starts = db.pragma("user_version") >= START_SEQ_SCHEMA
         self._done = 0
         self._total = 0
 
     def run(self, session: str | None) -> StoreAudit:
         where, values = ("", ()) if session is None else (" where id = ?", (session,))
         count = "select count(*) from entries" + ("" if session is None else " where session = ?")
-        self._total = self.cur.execute(count, values).get
-        for id, agent in self.db.cursor().execute(f"select id, agent from sessions{where} order by id", values):
+        self._total = self.reader.fetch_value(count, values)
+        for id, agent in self.reader.iterate_rows(f"select id, agent from sessions{where} order by id", values):
             self._audit_session(id, agent)
         self._list_dead_letters(session)
         if session is None:
             self.findings += find_duplicate_openings(self._iter_doubly_opened())
             self.findings += self.costs.compare(
-                fetch_rows(self.cur, "select budget, sum(tokens), sum(usd) from spending group by budget")
+                self.reader.fetch_rows(
+                    "select budget, cast(sum(tokens) as bigint), sum(usd) from spending group by budget"
+                )
             )
-            self.contradictions += verify.find_global_contradictions(self.db)
+            self.contradictions += verify.find_global_contradictions(self.reader)
         self.report_progress(self._total, self._total)
         return StoreAudit(contradictions=self.contradictions, findings=self.findings, checked=self.checked)
 
@@ -91,7 +82,7 @@ class _SnapshotAuditor:
         deliveries = DeliveryAudit(id)
         self.costs.begin_session(agent)
         epochs: dict[int, int] = {}
-        for row in self.db.cursor().execute(verify.SELECT_LOG, (id,)):
+        for row in self.reader.iterate_rows(verify.SELECT_LOG, (id,)):
             self._count_entry()
             entry = rows.add_row(row)
             if entry is None:
@@ -107,18 +98,18 @@ class _SnapshotAuditor:
                 case Thought(why=why) if why:
                     self._check_recall(entry, why, agent, epochs.get(entry.op or 0, 0))
         log.check_end()
-        self.contradictions += rows.finish(self.cur)
+        self.contradictions += rows.finish(self.reader)
         self.findings += log.findings
         self.checked += log.count_checked()
         if not log.is_cut_off:
             self._check_choices(rows)
-            if text := rows.describe_wrong_parent(self.cur):
+            if text := rows.describe_wrong_parent(self.reader):
                 self.findings.append(AuditFinding(promise="P6", session=id, text=text))
             self.checked += self._check_deliveries(id, deliveries)
             self.findings += deliveries.findings
 
     def _check_choices(self, rows: verify.SessionVerifier) -> None:
-        outdated, count = rows.list_outdated_choices(self.cur)
+        outdated, count = rows.list_outdated_choices(self.reader)
         for name in outdated:
             text = f"the setting {name!r} was changed, but another value is in force"
             self.findings.append(AuditFinding(promise="P7", session=rows.id, text=text))
@@ -131,7 +122,7 @@ class _SnapshotAuditor:
 
     def _iter_doubly_opened(self) -> Iterator[tuple[str, str, str]]:
         """Yield agent, address and id of the sessions whose address opened another one, the earliest first."""
-        yield from self.db.cursor().execute(
+        yield from self.reader.iterate_rows(
             "select agent, address, id from sessions where parent = '' and (agent, address) in ("
             "select agent, address from sessions where parent = '' group by agent, address having count(*) > 1) "
             "order by created, id"
@@ -140,7 +131,7 @@ class _SnapshotAuditor:
     # -- deliveries --------------------------------------------------------------------------------------------------
 
     def _check_deliveries(self, session: str, deliveries: DeliveryAudit) -> AuditCounts:
-        cursors = [self._parse_cursor(row) for row in fetch_rows(self.cur, self._select_cursors(), (session,))]
+        cursors = [self._parse_cursor(row) for row in self.reader.fetch_rows(self._select_cursors(), (session,))]
         orders = (
             (memory, self._find_backfill(memory, session))
             for memory in {consumers.get_memory_name(it.consumer) for it in cursors}
@@ -154,7 +145,7 @@ class _SnapshotAuditor:
         )
 
     def _select_cursors(self) -> str:
-        start = "start_seq" if self._has_starts else "processed_seq"
+        start = "start_seq" if self.reader.has_start_seq else "processed_seq"
         return (
             f"select consumer, {start}, processed_seq, in_flight, due is not null or owner <> '' "
             "from cursors where session = ?"
@@ -177,11 +168,12 @@ class _SnapshotAuditor:
         )
 
     def _iter_settled(self, session: str) -> Iterator[SettledItem]:
-        cur = self.db.cursor()
-        for row in cur.execute("select consumer, seq, part, in_doubt from receipts where session = ?", (session,)):
+        for row in self.reader.iterate_rows(
+            "select consumer, seq, part, in_doubt from receipts where session = ?", (session,)
+        ):
             yield SettledItem(row[0], row[1], row[2], bool(row[3]))
         sql = "select consumer, seq, part, state from dead_letters where state in "
-        for row in cur.execute(f"{sql}{_DEAD_LETTER_STATES} and session = ?", (session,)):
+        for row in self.reader.iterate_rows(f"{sql}{_DEAD_LETTER_STATES} and session = ?", (session,)):
             # A reply that was replayed has a receipt. A memory receives nothing of what was undone before its replay.
             if row[3] != _REPLAYED or consumers.get_memory_name(row[0]):
                 yield SettledItem(row[0], row[1], row[2], is_receipt=False)
@@ -190,23 +182,23 @@ class _SnapshotAuditor:
         """List the dead letters that wait for a decision."""
         sql = "select consumer, session, seq, reason, in_doubt from dead_letters where state = 'dead'"
         own, values = ("", ()) if session is None else (" and session = ?", (session,))
-        for consumer, id, seq, reason, in_doubt in self.db.cursor().execute(f"{sql}{own} order by id", values):
+        for consumer, id, seq, reason, in_doubt in self.reader.iterate_rows(f"{sql}{own} order by id", values):
             text = f"{consumer}: entry {seq} {'may have arrived' if in_doubt else 'given up'}: {reason}"
             promise = "P4" if consumers.get_memory_name(consumer) else "P2"
             self.findings.append(AuditFinding(promise=promise, session=id, text=text, seq=seq, level="doubt"))
 
     def _find_backfill(self, memory: str, session: str) -> AuditedBackfill | None:
-        text = self.cur.execute(
+        text = self.reader.fetch_value(
             "select value from state_records where namespace = ? and scope = '' and key = ?",
             (StateNamespace.BACKFILL.value, f"{memory}:{session}"),
-        ).get
+        )
         if text is None:
             return None
         upto, _, after, stood = map(int, text.split(" "))
         return AuditedBackfill(after=after, upto=upto, stood=stood)
 
     def _has_key(self, key: str) -> bool:
-        return self.cur.execute("select 1 from entries where dedup = ?", (key,)).get is not None
+        return self.reader.fetch_value("select 1 from entries where dedup = ?", (key,)) is not None
 
     # -- files ------------------------------------------------------------------------------------------------------
 
@@ -214,8 +206,8 @@ class _SnapshotAuditor:
         """Check that the files of a message are there. An erasure also takes equal files of other messages."""
         files = entry.body.attachments if isinstance(entry.body, Heard | Said) else ()
         for file in files:
-            if self.cur.execute("select 1 from blobs where digest = ?", (file.blob,)).get is None:
-                erased = self.cur.execute("select 1 from entries where kind = 'erased' limit 1").get is not None
+            if self.reader.fetch_value("select 1 from blobs where digest = ?", (file.blob,)) is None:
+                erased = self.reader.fetch_value("select 1 from entries where kind = 'erased' limit 1") is not None
                 text = f"the file {file.name or file.blob!r} of entry {entry.seq} is missing"
                 level = "doubt" if erased else "broken"
                 self.findings.append(
@@ -225,7 +217,7 @@ class _SnapshotAuditor:
     # -- recall ------------------------------------------------------------------------------------------------------
 
     def _check_recall(self, thought: Entry, why: str, agent: str, epoch: int) -> None:
-        data = self.cur.execute("select data from blobs where digest = ?", (why,)).get
+        data = self.reader.fetch_value("select data from blobs where digest = ?", (why,))
         if data is None:
             return  # erased together with an entry that it repeated
         try:
@@ -257,11 +249,11 @@ class _SnapshotAuditor:
         return self._cited[place]
 
     def _read_stamp(self, session: str, seq: int) -> CitedStamp | None:
-        row = self.cur.execute(
+        row = self.reader.fetch_value(
             "select s.agent, e.kind, e.at, e.body from entries e join sessions s on s.id = e.session "
             "where e.session = ? and e.seq = ?",
             (session, seq),
-        ).get
+        )
         if row is None or row[3] is None or row[1] not in _AUDIENCE_KINDS:
             return None
         try:

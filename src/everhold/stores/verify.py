@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from everhold.core.entries import (
@@ -39,9 +38,15 @@ from everhold.core.entries import (
     compute_entry_digest,
     decode_body,
 )
+from everhold.core.people import (
+    IdentityRecord,
+    PeopleAction,
+    PeopleEvent,
+    PersonRecord,
+    build_directory,
+)
 from everhold.ports.store import InFlightBatch
-from everhold.stores.sqlite import people
-from everhold.stores.sqlite.connect import fetch_rows
+from everhold.stores.snapshot import SnapshotReader
 
 STRUCTURAL_KINDS = {EntryKind.BEGAN, EntryKind.TOOK, EntryKind.ENDED, EntryKind.COMPRESSED, EntryKind.CHANGED}
 """Kinds that determine the derived rows. If such an entry was erased, the rows can no longer be computed."""
@@ -55,21 +60,23 @@ SELECT_LOG: Final = (
 SELECT_HEAD: Final = "select next_seq, generation, erasures, title, choices, names from sessions where id = ?"
 
 
-def find_contradictions(db: apsw.Connection, session: str | None) -> list[str]:
+def find_contradictions(reader: SnapshotReader, session: str | None) -> list[str]:
     """One line for each contradiction with the log."""
-    cur = db.cursor()
     if session is not None:
-        return _check_session(db, session)
+        return _check_session(reader, session)
     found = [
-        line for (id,) in fetch_rows(cur, "select id from sessions order by id") for line in _check_session(db, id)
+        line
+        for (id,) in reader.fetch_rows("select id from sessions order by id")
+        for line in _check_session(reader, id)
     ]
-    return found + find_global_contradictions(db)
+    return found + find_global_contradictions(reader)
 
 
-def find_global_contradictions(db: apsw.Connection) -> list[str]:
+def find_global_contradictions(reader: SnapshotReader) -> list[str]:
     """One line for each contradiction outside the sessions."""
-    cur = db.cursor()
-    return _check_bindings(cur) + people.find_contradictions(cur) + _find_stray_rows(cur) + _check_blobs(cur)
+    return (
+        _check_bindings(reader) + find_people_contradictions(reader) + _find_stray_rows(reader) + _check_blobs(reader)
+    )
 
 
 # -- one session -------------------------------------------------------------------------------------------------------
@@ -126,11 +133,11 @@ class RebuiltSession:
             self.ops[op].undone_at = seq
 
 
-def _check_session(db: apsw.Connection, id: str) -> list[str]:
+def _check_session(reader: SnapshotReader, id: str) -> list[str]:
     verifier = SessionVerifier(id)
-    for row in db.cursor().execute(SELECT_LOG, (id,)):
+    for row in reader.iterate_rows(SELECT_LOG, (id,)):
         verifier.add_row(row)
-    return verifier.finish(db.cursor())
+    return verifier.finish(reader)
 
 
 class SessionVerifier:
@@ -194,19 +201,20 @@ class SessionVerifier:
             dedup=dedup,
         )
 
-    def list_outdated_choices(self, cur: apsw.Cursor) -> tuple[list[str], int]:
+    def list_outdated_choices(self, reader: SnapshotReader) -> tuple[list[str], int]:
         """Return the settings of the session that are in force although the log chose another value, and how many it
         chose.
         """
         stored: dict[str, str] = msgspec.json.decode(
-            cur.execute("select choices from sessions where id = ?", (self.id,)).get or "{}"
+            reader.fetch_value("select choices from sessions where id = ?", (self.id,)) or "{}"
         )
         chosen = self._rebuilt.choices
         return [name for name in chosen if self._is_complete and stored.get(name, "") != chosen[name]], len(chosen)
 
-    def describe_wrong_parent(self, cur: apsw.Cursor) -> str:
+    def describe_wrong_parent(self, reader: SnapshotReader) -> str:
         """Return what is wrong with the session whose context this one continues, or an empty text."""
-        stored = cur.execute("select parent, parent_at from sessions where id = ?", (self.id,)).fetchone()
+        rows = reader.fetch_rows("select parent, parent_at from sessions where id = ?", (self.id,))
+        stored = tuple(rows[0]) if rows else None
         if not self._is_complete or stored is None or stored == self._rebuilt.branched_from:
             return ""
         (parent, at), (own, own_at) = stored, self._rebuilt.branched_from
@@ -214,10 +222,10 @@ class SessionVerifier:
             f"it continues {parent or 'no session'} up to {at}, but its log says {own or 'no session'} up to {own_at}"
         )
 
-    def finish(self, cur: apsw.Cursor) -> list[str]:
+    def finish(self, reader: SnapshotReader) -> list[str]:
         """Return one line for each contradiction."""
         id, found, rebuilt = self.id, self._found, self._rebuilt
-        head = fetch_rows(cur, SELECT_HEAD, (id,))
+        head = reader.fetch_rows(SELECT_HEAD, (id,))
         if not head:
             return [f"{id}: there is no such session"]
         if head[0][0] != self._next_seq:
@@ -229,8 +237,8 @@ class SessionVerifier:
             for seq in sorted(rebuilt.erased - self._empty_seqs):
                 found.append(f"{id}: entry {seq} was erased, but its body is still there")
             if self._is_complete:
-                found += _compare_session(cur, id, head[0], rebuilt)
-        return found + _check_cursors(cur, id, head[0][0] - 1)
+                found += _compare_session(reader, id, head[0], rebuilt)
+        return found + _check_cursors(reader, id, head[0][0] - 1)
 
 
 def _rebuild_heard(now: RebuiltSession, seq: int, op: int | None, body: Heard) -> None:
@@ -338,7 +346,7 @@ def _is_exclusive(running: RebuiltOperation, body: Began) -> bool:
     return bool(turn_like and (body.type == "turn" or body.blocking)) or running.type == body.type == "compression"
 
 
-def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSession) -> list[str]:
+def _compare_session(reader: SnapshotReader, id: str, head: Any, rebuilt: RebuiltSession) -> list[str]:
     _, generation, erasures, title, choices, names = head
     found = []
     for name, stored, expected in (
@@ -347,14 +355,14 @@ def _compare_session(cur: apsw.Cursor, id: str, head: Any, rebuilt: RebuiltSessi
         ("title", title, rebuilt.title),
         ("choices", msgspec.json.decode(choices), {key: value for key, value in rebuilt.choices.items() if value}),
         ("names", msgspec.json.decode(names), {key: value for key, value in rebuilt.names.items() if value}),
-        ("pending", dict(fetch_rows(cur, "select seq, asks from pending where session = ?", (id,))), rebuilt.pending),
+        ("pending", dict(reader.fetch_rows("select seq, asks from pending where session = ?", (id,))), rebuilt.pending),
     ):
         if stored != expected:
             found.append(f"{id}: {name} {_describe_difference(stored, expected)}")
     columns = [one.name for one in fields(RebuiltOperation)]
     stored_ops = {
         row[0]: RebuiltOperation(*row[1:])
-        for row in fetch_rows(cur, f"select op, {', '.join(columns)} from operations where session = ?", (id,))
+        for row in reader.fetch_rows(f"select op, {', '.join(columns)} from operations where session = ?", (id,))
     }
     return found + [
         f"{id}: operation {op} is {stored_ops.get(op)}, but its log says {rebuilt.ops.get(op)}"
@@ -374,10 +382,10 @@ def _describe_difference(stored: object, expected: object) -> str:
     return f"is {stored!r}, but its log says {expected!r}"
 
 
-def _check_cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
+def _check_cursors(reader: SnapshotReader, id: str, last: int) -> list[str]:
     found = []
-    for consumer, processed_seq, text, since, wait, due in fetch_rows(
-        cur, "select consumer, processed_seq, in_flight, since, wait, due from cursors where session = ?", (id,)
+    for consumer, processed_seq, text, since, wait, due in reader.fetch_rows(
+        "select consumer, processed_seq, in_flight, since, wait, due from cursors where session = ?", (id,)
     ):
         if processed_seq > last:
             found.append(f"{id}: cursor {consumer} is at {processed_seq}, beyond the log's end at {last}")
@@ -398,19 +406,19 @@ def _check_cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
 # -- the whole store ---------------------------------------------------------------------------------------------------
 
 
-def _check_bindings(cur: apsw.Cursor) -> list[str]:
+def _check_bindings(reader: SnapshotReader) -> list[str]:
     """Follow every address through the log, in commit order."""
     moved: dict[str, str] = {}
-    for session, text in cur.execute("select session, body from entries where kind = 'changed' order by pos"):
+    for session, text in reader.iterate_rows("select session, body from entries where kind = 'changed' order by pos"):
         if text is None:
             return []  # the erased entry may have bound an address, so the bindings cannot be computed
         body = decode_body(EntryKind.CHANGED, text)
         if isinstance(body, Changed) and isinstance(body.change, AddressBound):
             moved[body.change.address] = session
     opened: dict[str, list[str]] = {}
-    for session, address in fetch_rows(cur, "select id, address from sessions"):
+    for session, address in reader.fetch_rows("select id, address from sessions"):
         opened.setdefault(address, []).append(session)
-    stored = dict(fetch_rows(cur, "select address, session from bindings"))
+    stored = dict(reader.fetch_rows("select address, session from bindings"))
     return [
         f"{address} leads to {stored.get(address)}, but the log says {moved.get(address) or opened.get(address)}"
         for address in sorted(stored.keys() | moved.keys())
@@ -418,20 +426,63 @@ def _check_bindings(cur: apsw.Cursor) -> list[str]:
     ]
 
 
-def _find_stray_rows(cur: apsw.Cursor) -> list[str]:
+def find_people_contradictions(reader: SnapshotReader) -> list[str]:
+    """Return where persons and identities differ from what the log of people says."""
+    derived = build_directory(list_people_events(reader))
+    persons = {
+        row[0]: PersonRecord(id=row[0], label=row[1], merged_into=row[2], forgotten_at=row[3])
+        for row in reader.fetch_rows("select id, label, merged_into, forgotten_at from persons")
+    }
+    identities = {
+        row[0]: IdentityRecord(identity=row[0], person=row[1], proof=row[2], since=row[3], at=row[4], former=row[5])
+        for row in reader.fetch_rows("select identity, person, proof, since, at, former from identities")
+    }
+    lines = []
+    for id in sorted(derived.persons.keys() | persons.keys()):
+        if derived.persons.get(id) != persons.get(id):
+            lines.append(f"person {id} is {persons.get(id)}, but the people log says {derived.persons.get(id)}")
+    for name in sorted(derived.identities.keys() | identities.keys()):
+        if derived.identities.get(name) != identities.get(name):
+            lines.append(
+                f"identity {name} is {identities.get(name)}, but the people log says {derived.identities.get(name)}"
+            )
+    return lines
+
+
+def list_people_events(reader: SnapshotReader) -> list[PeopleEvent]:
+    """The whole log of people, in order."""
+    return [
+        PeopleEvent(
+            action=PeopleAction(action),
+            person=person,
+            identity=identity,
+            proof=proof,
+            since=since,
+            note=note,
+            by=by,
+            n=n,
+            at=at,
+        )
+        for n, at, by, action, person, identity, proof, since, note in reader.fetch_rows(
+            "select n, at, by, action, person, identity, proof, since, note from people_log order by n"
+        )
+    ]
+
+
+def _find_stray_rows(reader: SnapshotReader) -> list[str]:
     """Rows that refer to sessions that do not exist."""
     found = []
     for table in ("entries", "pending", "operations", "cursors", "bindings", "receipts", "dead_letters"):
-        for (session,) in fetch_rows(
-            cur, f"select distinct session from {table} where session not in (select id from sessions)"
+        for (session,) in reader.fetch_rows(
+            f"select distinct session from {table} where session not in (select id from sessions)"
         ):
             found.append(f"{table} refers to session {session!r}, which does not exist")
     return found
 
 
-def _check_blobs(cur: apsw.Cursor) -> list[str]:
+def _check_blobs(reader: SnapshotReader) -> list[str]:
     return [
         f"blob {name} is not what was written: its digest does not match"
-        for name, data in cur.execute("select digest, data from blobs")
+        for name, data in reader.iterate_rows("select digest, data from blobs")
         if hashlib.sha256(data).hexdigest() != name
     ]
