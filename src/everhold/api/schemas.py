@@ -987,8 +987,8 @@ class LoginRequest(Struct, forbid_unknown_fields=True):
     replace: Annotated[
         bool,
         Meta(
-            description="Use the code although it is for another token than that of the page's login, or of the home if "
-            "the page has none. Ask the person first."
+            description="Use the code although it is for another token than that of the page's login, or of the home "
+            "if the page has none. Ask the person first."
         ),
     ] = False
 
