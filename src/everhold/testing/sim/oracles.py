@@ -36,7 +36,7 @@ from everhold.core.entries import (
     encode_body,
 )
 from everhold.core.people import PeopleEvent, build_directory, can_hear
-from everhold.core.recall_blobs import read_record
+from everhold.core.recall_blobs import list_text_places, read_record
 from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.outbox.platform import DRAFT_PART
 from everhold.ports.memory import ErasureState
@@ -129,6 +129,7 @@ async def check_all(
         check_compressions,
         check_model_requests,
         check_recalled_audiences,
+        check_recall_records,
         check_deliveries,
         check_drafts,
         check_tool_runs,
@@ -453,6 +454,25 @@ def check_recalled_audiences(facts: SimFacts) -> Iterator[str]:
                 heard_by = cited.body.stamp.audience
                 if not any(can_hear(it.expand_audience(why.audience), heard_by, cited.at) for it in directories):
                     yield f"{session}: {why.audience} was shown entry {trace.seq} of {trace.session}, for {heard_by}"
+
+
+def check_recall_records(facts: SimFacts) -> Iterator[str]:
+    """No stored recall refers to an erased entry, because it would still tell who said something and when."""
+    if not facts.is_finished:
+        return
+    erased = {(session, entry.seq) for session, log in facts.logs.items() for entry in log if entry.body is None}
+    for session, log in facts.logs.items():
+        for entry in log:
+            body = entry.body
+            if not isinstance(body, Thought):
+                continue
+            text, record = facts.blobs.get(body.recall), facts.blobs.get(body.why)
+            places = list_text_places(text) if text is not None else set()
+            if record is not None:
+                why = read_record(record)
+                places |= {(it.session, it.seq) for it in (*why.facts, *why.shown, *why.left_out)}
+            for place in sorted(places & erased):
+                yield f"entry {entry.seq} of {session} keeps a recall of {place}, which was erased"
 
 
 async def check_told_contexts(facts: SimFacts, control: SessionAdmin) -> list[str]:
