@@ -43,6 +43,7 @@ SENSITIVE = {
     "GET /api/memory/export?person=ada": None,
     "GET /api/memory/files?person=ada": None,
     "POST /api/backups": {},
+    "POST /api/drain": {},
     "GET /api/me/export": None,
     "POST /api/me/forget": {},
 }
@@ -77,7 +78,7 @@ class LoginGateway(ApiGateway):
         """Make a code as `everhold open` does, through the socket."""
         return str((await ApiClient(SocketTransport(self.home.api_socket)).create_login_code(**given))["code"])
 
-    async def log_in(self, **proof: str) -> Browser:
+    async def log_in(self, **proof: Any) -> Browser:
         made = Browser(self)
         answer = await made.log_in(**proof)
         assert answer.status_code == 200, answer.text
@@ -92,7 +93,7 @@ class Browser:
         self.cookies: dict[str, str] = {}
         self.key = ""
 
-    async def log_in(self, **proof: str) -> httpx2.Response:
+    async def log_in(self, **proof: Any) -> httpx2.Response:
         answer = await self.request("POST", "/api/login", json=proof)
         if answer.status_code == 200:
             self.key = answer.json()["key"]
@@ -275,7 +276,7 @@ async def test_logins_with_one_token_are_limited_and_keep_nobody_else_out(gatewa
     assert seen.count(200) < 90
     assert (await page.http.post("/api/login", json={"token": f"{ADA}x"})).status_code == 401
     await gateway.log_in(token=OPERATOR)
-    await gateway.log_in(code=code)
+    await gateway.log_in(code=code, replace=True)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -390,7 +391,7 @@ async def test_the_logins_and_codes_of_one_token_push_out_no_others(gateway: Log
     assert (found.count("boss"), found.count("laptop")) == (1, MAX_TOKEN_LOGINS)
     assert len(await context.store.list_state_records(StateNamespace.LOGIN_CODE)) == 1 + MAX_TOKEN_CODES
     assert (await Browser(gateway).log_in(code=first_code)).status_code == 401
-    await gateway.log_in(code=code)
+    await gateway.log_in(code=code, replace=True)
 
 
 @pytest.mark.parametrize("is_ended", [True, False])
@@ -454,7 +455,7 @@ async def test_a_sensitive_operation_needs_a_fresh_login(gateway: LoginGateway, 
     assert (await page.get("/api/sessions")).status_code == 200, "the rest goes on"
     gateway.clock.ahead += 86_400.0
     assert (await page.log_in(token=LOCAL)).status_code == 200
-    assert (await ask()).status_code in (200, 404), "a new login is enough"
+    assert (await ask()).status_code in (200, 202, 404), "a new login is enough"
 
 
 async def test_every_sensitive_route_is_in_this_table(gateway: LoginGateway) -> None:
@@ -486,9 +487,24 @@ async def test_a_member_s_login_sees_what_the_member_sees(gateway: LoginGateway)
 
 
 async def test_a_link_can_be_made_for_another_token(gateway: LoginGateway) -> None:
-    page = await gateway.log_in(code=await gateway.make_code(token="laptop"))
+    page = await gateway.log_in(code=await gateway.make_code(token="laptop"), replace=True)
     me = (await page.get("/api/me")).json()
     assert (me["name"], me["role"]) == ("ada", "member")
+
+
+@pytest.mark.parametrize("name", ["laptop", "boss"])
+async def test_a_page_without_a_login_asks_before_it_uses_a_link_for_another_token_than_the_operators(
+    gateway: LoginGateway, name: str
+) -> None:
+    """The holder of a token can send its link to somebody, who would then write into conversations of the holder."""
+    code = await gateway.make_code(token=name)
+    page = Browser(gateway)
+    answer = await page.log_in(code=code)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "other_login")
+    assert f"the link is for {name}" in answer.json()["error"]["message"]
+    assert "set-cookie" not in answer.headers
+    assert (await page.log_in(code=code, replace=True)).status_code == 200, "the code was not used up"
+    assert (await Browser(gateway).log_in(code=await gateway.make_code())).status_code == 200, "`make run` asks nothing"
 
 
 # -- what is stored and logged -----------------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ LARGE_TEXT: Final = (WORDS * (950_000 // len(WORDS))) + "\U0001f98a"
 """Nearly the largest message. Its last character makes Python keep four bytes for each of them."""
 CONVERSATIONS: Final = 30
 MESSAGES: Final = 20
+FEW_CONVERSATIONS: Final = 100
+MANY_CONVERSATIONS: Final = 150
+MOST_LATE_GROWTH_BYTES: Final = 24 << 20
+"""Half of the text of the last 50 conversations, which one byte per character would take 48 MB."""
 MOST_GROWTH_BYTES: Final = 220 << 20
 """Usual are 100 to 160 MiB; with requests that stay after a failed model call it was 320."""
 
@@ -93,3 +97,24 @@ async def test_large_messages_take_a_bounded_amount_of_memory(tmp_path: Path) ->
             await gateway.kill()
     shown = [count >> 20 for count in (before, several - before, longer - before, after - before)]
     assert after - before < MOST_GROWTH_BYTES, f"MiB before, and more after each step: {shown}"
+
+
+@pytest.mark.slow
+async def test_the_memory_of_many_large_conversations_reaches_a_plateau(tmp_path: Path) -> None:
+    """Whatever is kept for each conversation grows with their number, however fast the machine is."""
+    async with open_model() as model:
+        gateway = GatewayProcess(tmp_path, configuration(model.openai))
+        await gateway.start()
+        try:
+            async with open_client(gateway, BOB) as client:
+                peaks = []
+                for number in range(MANY_CONVERSATIONS):
+                    if number in (1, FEW_CONVERSATIONS):
+                        peaks.append(gateway.peak_bytes())
+                    await say(client, f"c{number}", LARGE_TEXT)
+                    model.requests.clear()
+                peaks.append(gateway.peak_bytes())
+        finally:
+            await gateway.kill()
+    shown = [peak >> 20 for peak in peaks]
+    assert peaks[2] - peaks[1] < MOST_LATE_GROWTH_BYTES, f"MiB after 1, 100 and 150 conversations: {shown}"

@@ -84,6 +84,7 @@ async def test_every_request_allowed_by_the_document_gets_a_documented_response(
     wide = RateLimit(burst=1e9, per_second=1e9)  # the check counts 429 as a wrong answer to an invalid credential
     for name in ("_guess_buckets", "_anonymous_buckets"):
         setattr(gateway.web.guard, name, RateLimitBuckets(wide, monotonic=time.monotonic))
+    gateway.running.api_context.personal_requests = RateLimitBuckets(wide, monotonic=time.monotonic)
     await run_program(
         sys.executable,
         "-m",

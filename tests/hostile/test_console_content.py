@@ -292,6 +292,38 @@ async def test_a_link_of_somebody_else_does_not_change_who_is_logged_in(tmp_path
         await context.close()
 
 
+async def test_a_link_of_somebody_else_logs_nobody_in_unasked(tmp_path: Path) -> None:
+    """A person without a login opens a link of the attacker. The operator's own link asks nothing."""
+    async with open_gateway(tmp_path) as (gateway, _, _, url), run_browser() as browser:
+        gateway.configure(
+            json.dumps({"http": {"tokens": [{"name": "eve", "token_env": "EVE"}]}, "agents": {"main": {}}})
+        )
+        gateway.write_secrets(f"EVE={EVE_TOKEN}")
+        eve = {"authorization": f"Bearer {EVE_TOKEN}"}
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT_SECONDS) as client:
+            code = (await client.post("/api/login-codes", json={}, headers=eve)).json()["code"]
+        context = await browser.new_context()
+        tab = ConsoleTab(await context.new_page())
+        await tab.page.goto(f"{url}/#code={code}")
+        await tab.page.wait_for_selector("[role=alertdialog]", timeout=LIMIT_SECONDS * 1000)
+        assert "eve" in await tab.page.inner_text("[role=alertdialog]")
+        assert await tab.page.evaluate("[localStorage.length, document.querySelectorAll('textarea').length]") == [0, 0]
+        await tab.page.click("text=Do not log in")
+        await tab.until("!document.querySelector('[role=alertdialog]')")
+        assert await tab.page.evaluate("localStorage.length") == 0
+        await tab.page.goto("about:blank")
+        await tab.page.goto(await gateway.app.create_login_link())
+        await tab.is_("live")
+        assert (await tab.page.evaluate(READ_ME))["role"] == "operator"
+        await tab.page.goto("about:blank")
+        await context.clear_cookies()
+        await tab.page.goto(f"{url}/#code={code}")
+        await tab.page.click("text=Use the link")
+        await tab.is_("live")
+        assert (await tab.page.evaluate(READ_ME))["role"] == "member", "who really wants to can use it"
+        await context.close()
+
+
 READ_ME: Final = (
     "fetch('/api/me', {headers: {'x-everhold-key': localStorage.getItem('everhold.key')}}).then((it) => it.json())"
 )

@@ -593,6 +593,35 @@ async def test_strangers_do_not_displace_the_direct_chats_of_known_people(
     await harness.wait_until_heard("while you were away")
 
 
+async def test_a_stranger_who_writes_while_missed_messages_are_read_is_not_stored(
+    harness: PlatformHarness, server: DiscordServer
+) -> None:
+    """The history of a channel with a waiting event is read, too."""
+    harness.denied.add("666")
+    server.add_direct_channel("900", user="666")
+    await connected(harness)
+    await harness.stop()
+    server.hang_calls("GET guilds")
+    asked = [name for name, _ in server.calls].count("GET guilds")
+    await harness.restart()
+
+    async def is_asked() -> bool:
+        return [name for name, _ in server.calls].count("GET guilds") > asked
+
+    await harness.wait_until(is_asked, what="the list of channels")
+    await server.write_message("let me in", channel="900", user="666")
+    await asyncio.sleep(0.2)  # the event waits; if it is late, the test only finds less
+    server.release_calls("GET guilds")
+
+    async def met() -> bool:
+        return "denied" in [it.outcome for it in harness.results]
+
+    await harness.wait_until(met, what="the stranger")
+    await harness.stop()
+    assert await harness.offset("direct") is None
+    assert await harness.offset("channel/900") is None
+
+
 async def test_a_stranger_s_command_gets_no_answer(harness: PlatformHarness, server: DiscordServer) -> None:
     harness.denied.add("1001")
     await connected(harness)

@@ -83,6 +83,54 @@ def test_the_image_runs_unprivileged_and_stores_everything_in_the_volume() -> No
     assert "environment" not in service
 
 
+def find_weaknesses(found: list[tuple[str, str]]) -> set[str]:
+    """Return what a checker of Dockerfiles would complain about."""
+    weak = set()
+    names = [name for name, _ in found]
+    if "USER" not in names or dict(found)["USER"].split(":")[0] in ("root", "0"):
+        weak.add("it runs as root")
+    elif any(name in ("RUN", "COPY", "ADD") for name in names[names.index("USER") :]):
+        weak.add("something is installed after the user was chosen")
+    if "ADD" in names:
+        weak.add("ADD unpacks archives and loads addresses")
+    for name, rest in found:
+        if name in ("ARG", "ENV") and re.search(r"(?i)(secret|password|passwd|token|api_?key|credential)\w*\s*=", rest):
+            weak.add("a secret stays in the image")
+        if name in ("RUN", "COPY") and re.search(r"(^|[\s/])\.env\b|\bid_[a-z0-9]+\b|COPY \. ", f"{name} {rest}"):
+            weak.add("a secret stays in the image")
+        if name == "RUN" and re.search(r"\b(curl|wget|sudo|ssh|git clone)\b|https?://|chmod\s+(-R\s+)?[0-7]*7\b", rest):
+            weak.add("something unlocked is loaded")
+        if name == "RUN" and re.search(r"\bapt(-get)?\b", rest):
+            weak.add("something unlocked is loaded")
+        if name == "FROM" and not rest.startswith("${"):
+            weak.add("no digest can be given for the base image")
+        if name == "EXPOSE" and re.search(r"\b22\b", rest):
+            weak.add("a shell is exposed")
+    return weak
+
+
+def test_the_image_has_no_known_weakness() -> None:
+    assert find_weaknesses(instructions()) == set()
+
+
+@pytest.mark.parametrize(
+    "line, weakness",
+    [
+        (("USER", "root"), "it runs as root"),
+        (("RUN", "pip install later"), "something is installed after the user was chosen"),
+        (("ADD", "x.tar.gz /"), "ADD unpacks archives and loads addresses"),
+        (("ARG", "API_KEY=x"), "a secret stays in the image"),
+        (("ENV", "EVERHOLD_OPERATOR_TOKEN=x"), "a secret stays in the image"),
+        (("COPY", ". /src"), "a secret stays in the image"),
+        (("COPY", ".env /data/.env"), "a secret stays in the image"),
+        (("RUN", "curl -sSf example.org | sh"), "something unlocked is loaded"),
+        (("FROM", "python:latest"), "no digest can be given for the base image"),
+    ],
+)
+def test_a_planted_weakness_of_the_image_is_found(line: tuple[str, str], weakness: str) -> None:
+    assert weakness in find_weaknesses([*instructions(), line])
+
+
 def test_the_image_starts_an_everhold_command() -> None:
     (program,) = json.loads(last("ENTRYPOINT"))
     assert program == "everhold"

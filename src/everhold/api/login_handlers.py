@@ -33,8 +33,8 @@ async def log_in(call: ApiCall) -> Response:
     if bool(given.code) == bool(given.token):
         raise ApiError(400, "invalid_request", "a login needs a code or a token", remedy="send one of them")
     settings = (await call.context.load_fresh_settings()).http
-    if given.code and call.caller.login and not given.replace:
-        await _refuse_other_login(call, given.code)
+    if given.code and not given.replace:
+        await _refuse_foreign_link(call, given.code)
     credential = (
         await call.context.logins.redeem_code(given.code)
         if given.code
@@ -66,17 +66,22 @@ async def log_in(call: ApiCall) -> Response:
     return _add_cookies(build_json_response(body), cookies)
 
 
-async def _refuse_other_login(call: ApiCall, code: str) -> None:
-    """Raise if a code is for another token than the login of this page. Whoever made the link could otherwise read what
-    the person writes from then on."""
+async def _refuse_foreign_link(call: ApiCall, code: str) -> None:
+    """Raise if somebody else may have made the link of a code. Whoever made it could otherwise read what the person
+    writes from then on.
+
+    Only an operator can make a link for the token of this home, so a page without a login uses such a link at once.
+    """
     other, present = await call.context.logins.find_code(code), call.caller.scope.token
-    if other is not None and other.scope.token != present:
-        raise ApiError(
-            409,
-            "other_login",
-            f"this page is logged in with the token {present}, and the link is for {other.scope.token}",
-            remedy="use the link only if you made it, with `replace`",
-        )
+    if other is None or other.scope.token == (present if call.caller.login else OPERATOR_TOKEN_NAME):
+        return
+    page = f"this page is logged in with the token {present}" if call.caller.login else "this page is not logged in"
+    raise ApiError(
+        409,
+        "other_login",
+        f"{page}, and the link is for {other.scope.token}",
+        remedy="use the link only if you made it, with `replace`",
+    )
 
 
 async def log_out(call: ApiCall) -> Response:

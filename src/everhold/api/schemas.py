@@ -985,7 +985,11 @@ class LoginRequest(Struct, forbid_unknown_fields=True):
     code: Annotated[str, Meta(max_length=200, description="The code of a login link.")] = ""
     token: Annotated[str, Meta(max_length=1_000, description="A token of role `operator` or `member`.")] = ""
     replace: Annotated[
-        bool, Meta(description="Use the code also if the page is logged in with another token. Ask the person first.")
+        bool,
+        Meta(
+            description="Use the code although it is for another token than that of the page's login, or of the home "
+            "if the page has none. Ask the person first."
+        ),
     ] = False
 
 

@@ -30,7 +30,7 @@ export class Login {
     this.changed = changed;
     this.state = readKey() ? "in" : "out"; // in, out, ended, working
     this.problem = "";
-    this.offered = null; // a link for another token: {code, message}
+    this.offered = null; // a link that somebody else may have made: {code, message}
   }
 
   // Sends a request with the key. A login that has ended shows the page for logging in.
@@ -75,7 +75,7 @@ export class Login {
       const answer = await response.json();
       if (answer.error?.type === "other_login") {
         this.offered = { ...proof, message: answer.error.message };
-        return this.setState("in");
+        return this.setState(before);
       }
       if (!response.ok) throw new Error(answer.error?.message ?? response.statusText);
       this.setState("working"); // nothing of the person before stays
@@ -99,12 +99,12 @@ export class Login {
   }
 }
 
-// Asks before a link changes who is logged in, because somebody else may have made the link.
+// Asks before a link decides who is logged in, because somebody else may have made the link.
 export function OfferedLogin({ login }) {
   return html`<div class="offer" role="alertdialog" aria-label="Another login" aria-describedby="offer">
     <p id="offer">You opened a login link: ${login.offered.message}. Use it only if you made it.</p>
     <button class="quiet" onClick=${() => login.answerOffer(true)}>Use the link</button>
-    <button class="send" onClick=${() => login.answerOffer(false)}>Stay logged in</button>
+    <button class="send" onClick=${() => login.answerOffer(false)}>${login.state === "in" ? "Stay logged in" : "Do not log in"}</button>
   </div>`;
 }
 
@@ -117,6 +117,7 @@ export function LoginPage({ login }) {
     write("");
   };
   return html`<main class="login">
+    ${login.offered && html`<${OfferedLogin} login=${login} />`}
     <form onSubmit=${send} aria-label="Log in">
       <h1><img src="/static/logo.svg" alt="" width="28" height="28" /> everhold</h1>
       ${login.state === "ended" && html`<p role="status">Your login has ended.</p>`}

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from everhold.core.recall import RecallRecord, RecallTrace, neutralize_text
 
+MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
 PACKED: Final = b"\x01"
 """The first byte of a packed blob. A plain one begins with a printable character."""
 MIN_REFERENCE_CHARS: Final = 12
@@ -114,8 +115,17 @@ def restore_text(data: bytes, texts: Mapping[Place, str]) -> str | None:
     return "".join(parts)
 
 
+def _unpack(data: bytes) -> bytes:
+    """Return unpacked bytes. A blob of a restored or imported store may be a bomb."""
+    unpacker = zlib.decompressobj()
+    found = unpacker.decompress(data, MAX_UNPACKED_BYTES)
+    if not unpacker.eof:
+        raise zlib.error(f"it is incomplete, or has more than {MAX_UNPACKED_BYTES:,} bytes")
+    return found
+
+
 def _read_packed_text(data: bytes) -> _PackedText:
-    return msgspec.json.decode(zlib.decompress(data[len(PACKED) :]), type=_PackedText)
+    return msgspec.json.decode(_unpack(data[len(PACKED) :]), type=_PackedText)
 
 
 def pack_record(record: RecallRecord) -> bytes:
@@ -131,7 +141,7 @@ def read_record(data: bytes) -> RecallRecord:
     if not data.startswith(PACKED):
         return msgspec.json.decode(data, type=RecallRecord)
     try:
-        packed = msgspec.json.decode(zlib.decompress(data[len(PACKED) :]), type=_PackedRecord)
+        packed = msgspec.json.decode(_unpack(data[len(PACKED) :]), type=_PackedRecord)
         traces = _unpack_traces(packed.traces)
     except (zlib.error, IndexError) as error:
         raise msgspec.DecodeError(str(error)) from error

@@ -109,9 +109,8 @@ class DiscordCatchUp:
             ]
 
         async def read_channel(id: str) -> Collection[str]:
+            # A direct chat is stored with its first message that is accepted: this one may be a stranger's.
             channel = await self.get_channel(id)
-            if channel.is_direct:
-                await self.add_direct_chat(id)
             try:
                 return await self._read_channel_history(channel, await find_position(id), handle)
             except Refused as error:  # a channel that cannot be read does not stop the others
