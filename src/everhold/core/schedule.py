@@ -33,11 +33,13 @@ _NEXT_TIME_PATTERN: Final = re.compile(r"(?:at|(tomorrow)(?:\s+at)?)\s+(\d\d?):(
 _DATE_PATTERN: Final = re.compile(r"at\s+(\d{4}-\d\d-\d\d)[ T](\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _NAMED_DAYS_PATTERN: Final = re.compile(r"(?:every\s+)?([a-z,]+)\s+(?:at\s+)?(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _MONTH_NAMES: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_NUMBERS: Final = r"[\d*/,-]+"
-_MONTH_FIELD: Final = rf"(?:(?:\d+|{'|'.join(_MONTH_NAMES)}|\*)[-/,]?)+"
-_WEEKDAY_FIELD: Final = rf"(?:(?:\d+|{'|'.join(_DAY_NAMES)}|\*)[-/,]?)+"
+# The repetitions are possessive, because a field has many readings but one end.
+_NUMBERS: Final = r"[\d*/,-]++"
+_MONTH_FIELD: Final = rf"(?:(?:\d++|{'|'.join(_MONTH_NAMES)}|\*)[-/,]?)++"
+_WEEKDAY_FIELD: Final = rf"(?:(?:\d++|{'|'.join(_DAY_NAMES)}|\*)[-/,]?)++"
 _CRON_PATTERN: Final = re.compile(
-    rf"({_NUMBERS}\s+{_NUMBERS}\s+(?:L|{_NUMBERS})\s+{_MONTH_FIELD}\s+{_WEEKDAY_FIELD})(?:\s+|$)", re.IGNORECASE
+    rf"({_NUMBERS}\s++{_NUMBERS}\s++(?:L|{_NUMBERS})\s++{_MONTH_FIELD}\s++{_WEEKDAY_FIELD})(?:\s+|$)",
+    re.IGNORECASE,
 )
 LAST_DAY: Final = 32
 """In the days of a rule: the last day of the month, which cron writes as L."""

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct
@@ -135,28 +136,36 @@ _UNIT_WORDS: Final = {
     for line in _UNITS.strip().splitlines()
     for word in line.partition(":")[2].split()
 }
-_MONTH: Final = rf"(?P<month>{_join(list(_MONTH_NUMBERS))})\b\.?"
+_LETTER: Final = r"(?:[^\W\d_]|[\u0900-\u0903\u093a-\u094f])"
+"""A letter, or a sign that belongs to one in Devanagari."""
+_BEFORE_WORD: Final = r"(?<![\w\u0900-\u0903\u093a-\u094f])"
+# Any word matches, and is looked up later. This costs much less than to try the name of every month at each word.
+_NAME: Final = rf"{_LETTER}++(?!\w)"
+_MONTH: Final = rf"(?P<month>{_NAME})\.?"
 _YEAR: Final = r"(?P<year>(?:19|20|21)\d\d)"
 _DAY: Final = r"(?P<day>\d{1,2})(?:st|nd|rd|th|er|[.ºª°])?"
-_PREPOSITION: Final = r"\b(?:in|of|since|during|until|by|early|late|last|this|im|seit|en|de|do|em|in|nel|di|a|du|в)\s+"
-_COUNT: Final = rf"(?P<count>\d{{1,3}}|{_join(list(_SMALL_NUMBERS))})"
-_UNIT: Final = rf"(?P<unit>{_join(list(_UNIT_WORDS))})"
+_PREPOSITIONS: Final = frozenset(
+    "in of since during until by early late last this im seit en de do em nel di a du в".split()
+)
+_COUNT: Final = rf"(?P<count>\d{{1,3}}|{_NAME})"
+_UNIT: Final = rf"(?P<unit>{_NAME})"
 _ISO: Final = re.compile(r"\b(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})\b")
 _NUMERIC: Final = re.compile(r"\b(?P<day>\d{1,2})[./-](?P<month>\d{1,2})[./-](?P<year>\d{4})\b")
 _DENSE: Final = re.compile(
     r"(?:(?P<year>\d{4})\s*[年년]\s*)?(?P<month>\d{1,2})\s*[月월](?:\s*(?P<day>\d{1,2})\s*[日号일])?"
 )
-_DAY_MONTH: Final = re.compile(rf"\b{_DAY}\s+(?:of\s+|de\s+|di\s+)?{_MONTH}(?:,?\s+(?:de\s+|of\s+|do\s+)?{_YEAR}\b)?")
-_MONTH_DAY: Final = re.compile(rf"\b{_MONTH}\s+{_DAY}\b(?!\d)(?:,?\s+{_YEAR}\b)?")
-_MONTH_YEAR: Final = re.compile(rf"\b{_MONTH},?\s+(?:de\s+|of\s+|do\s+)?{_YEAR}\b")
-_MONTH_ONLY: Final = re.compile(rf"(?P<before>{_PREPOSITION})?\b{_MONTH}")
+_DAY_MONTH: Final = re.compile(
+    rf"\b{_DAY}\s++(?:of\s++|de\s++|di\s++)?{_MONTH}(?:,?\s++(?:de\s++|of\s++|do\s++)?{_YEAR}\b)?"
+)
+_MONTH_DAY: Final = re.compile(rf"{_BEFORE_WORD}{_MONTH}\s++{_DAY}\b(?!\d)(?:,?\s++{_YEAR}\b)?")
+_MONTH_YEAR: Final = re.compile(rf"{_BEFORE_WORD}{_MONTH},?\s++(?:de\s++|of\s++|do\s++)?{_YEAR}\b")
+_WORD: Final = re.compile(_BEFORE_WORD + _NAME)
 _YEAR_ONLY: Final = re.compile(rf"(?<![\w.,/-]){_YEAR}(?![\w/-]|[.,]\d)|(?P<dense>\d{{4}})\s*[年년]")
 _PHRASE: Final = re.compile(rf"(?<!\w)(?:{_join([one for one in _RELATIVE_PHRASES if ord(one[-1]) < 0x2E80])})(?!\w)")
 _DENSE_PHRASE: Final = re.compile(_join([one for one in _RELATIVE_PHRASES if ord(one[-1]) >= 0x2E80]))
-_AGO: Final = re.compile(
-    rf"(?<!\w)(?:{_COUNT}\s+{_UNIT}\s+(?:ago|atras|fa|назад|पहले)"
-    rf"|(?:vor|hace|il y a|ha|قبل|منذ)\s+{_COUNT.replace('count', 'count2')}\s+{_UNIT.replace('unit', 'unit2')})(?!\w)"
-)
+_AGO: Final = re.compile(rf"{_BEFORE_WORD}{_COUNT}\s++{_UNIT}\s++(?:ago|atras|fa|назад|पहले)(?!\w)")
+# The count and the unit are only looked at: in "vor allem vor zwei Wochen", the second "vor" must be found, too.
+_SINCE: Final = re.compile(rf"(?<!\w)(?:vor|hace|il y a|ha|قبل|منذ)\s++(?={_COUNT}\s++{_UNIT})")
 _DENSE_AGO: Final = re.compile(
     r"(?P<count>\d{1,3})\s*(?P<unit>天|日|周|週間|个月|か月|ヶ月|年|일|주|개월|달|년)\s*(?:之?前|전)"
 )
@@ -207,7 +216,7 @@ def _may_name_date(plain_text: str) -> bool:
 
 _SPLIT: Final = re.compile(r"\w+")
 _DATE_WORDS: Final = frozenset(
-    {*_MONTH_NUMBERS, *_WEEKDAY_NUMBERS, "ago", "hace", "atras", "vor", "ha", "fa"}
+    {*_MONTH_NUMBERS, *_WEEKDAY_NUMBERS, "ago", "hace", "il", "atras", "vor", "ha", "fa"}
     | {word for phrase in _RELATIVE_PHRASES for word in _SPLIT.findall(phrase)}
 )
 
@@ -221,20 +230,30 @@ def _find_all(plain_text: str, text: str, today: date) -> Iterator[_Found]:
             if days := _read_absolute(match, today):
                 yield match.span(), days, False
     yield from _find_relative(plain_text, today)
-    for match in _MONTH_ONLY.finditer(plain_text):
-        name = match["month"]
-        if name in _AMBIGUOUS and not (match["before"] and text[match.start("month")].isupper()):
+    for start, name, before in _list_month_names(plain_text):
+        if name in _AMBIGUOUS and not (before in _PREPOSITIONS and text[start].isupper()):
             continue
-        yield match.span("month"), _list_months(_MONTH_NUMBERS[name], today), False
+        yield (start, start + len(name)), _list_months(_MONTH_NUMBERS[name], today), False
     for match in _YEAR_ONLY.finditer(plain_text):
         year = int(match["year"] or match["dense"])
         if MIN_YEAR <= year <= MAX_YEAR:
             yield match.span(), [(date(year, 1, 1), date(year, 12, 31))], False
 
 
+def _list_month_names(plain_text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the place of each name of a month, the name, and the word right before it."""
+    before, end = "", 0
+    for match in _WORD.finditer(plain_text):
+        if match.group() in _MONTH_NUMBERS:
+            yield match.start(), match.group(), before if plain_text[end : match.start()].isspace() else ""
+        before, end = match.group(), match.end()
+
+
 def _read_absolute(match: re.Match[str], today: date) -> list[tuple[date, date]]:
     groups = match.groupdict()
-    month = int(groups["month"]) if groups["month"].isdigit() else _MONTH_NUMBERS[groups["month"]]
+    month = int(groups["month"]) if groups["month"].isdigit() else _MONTH_NUMBERS.get(groups["month"], 0)
+    if not month:
+        return []
     year = int(groups["year"]) if groups.get("year") else 0
     day = int(groups["day"]) if groups.get("day") else 0
     if not 1 <= month <= 12 and 1 <= day <= 12:
@@ -267,10 +286,11 @@ def _find_relative(plain_text: str, today: date) -> Iterator[_Found]:
         for match in pattern.finditer(plain_text):
             unit, offset = _RELATIVE_PHRASES[match.group()]
             yield match.span(), [_shift(today, unit, offset)], True
-    for match in _AGO.finditer(plain_text):
-        count, unit = match["count"] or match["count2"], match["unit"] or match["unit2"]
-        number = int(count) if count.isdigit() else _SMALL_NUMBERS[count]
-        yield match.span(), [_shift(today, _UNIT_WORDS[unit], -number)], True
+    for match in chain(_AGO.finditer(plain_text), _SINCE.finditer(plain_text)):
+        count, unit = match["count"], _UNIT_WORDS.get(match["unit"], "")
+        number = int(count) if count.isdigit() else _SMALL_NUMBERS.get(count)
+        if number is not None and unit:
+            yield (match.start(), max(match.end(), match.end("unit"))), [_shift(today, unit, -number)], True
     for match in _DENSE_AGO.finditer(plain_text):
         yield match.span(), [_shift(today, _DENSE_UNITS.get(match["unit"], "month"), -int(match["count"]))], True
     for match in _WEEKDAY.finditer(plain_text):

@@ -17,8 +17,9 @@ _CLAUSE_BREAK: Final = re.compile(r"[,;:\u3001\uff0c\u060c]|\s[-\u2013\u2014]\s"
 QUESTION_MARKS: Final = ("?", "\uff1f", "\u061f", "\u037e")
 """Latin, full-width, Arabic and Greek."""
 _SENTENCE: Final = re.compile(
-    r"[^.!?\u3002\uff01\uff1f\u061f\u037e\u0964\n]*\w[^.!?\u3002\uff01\uff1f\u061f\u037e\u0964\n]*[.!?\u3002\uff01\uff1f\u061f\u037e\u0964]*"
+    r"[^.!?\u3002\uff01\uff1f\u061f\u037e\u0964\n]++[.!?\u3002\uff01\uff1f\u061f\u037e\u0964]*+"
 )
+_WORD_CHAR: Final = re.compile(r"\w")
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _BREAKS: Final = (
@@ -93,7 +94,7 @@ def is_bare_question(text: str) -> bool:
     """
     if len(text) > MAX_BARE_CHARS or any(map(str.isdigit, text)):
         return False
-    sentences = _SENTENCE.findall(text)
+    sentences = list(filter(_WORD_CHAR.search, _SENTENCE.findall(text)))
     return bool(sentences) and all(map(_is_one_clause_question, sentences))
 
 
