@@ -29,7 +29,10 @@ def test_an_imported_hermes_home_continues_its_sessions(command_home: CommandHom
     reply = command_home.run("send", "--session", "cli-1", "and now?").ok().out
     assert "and now?" in reply
     shown = command_home.run("sessions", "context", "plain", "--json").ok().json["request"]["messages"]
-    assert [m.get("text", "") for m in shown][-4:] == ["question c", "answer c", "and now?", reply.rstrip("\n")]
+    *before_clock, clock, question, answer = (m.get("text", "") for m in shown)
+    assert before_clock[-2:] == ["question c", "answer c"], "imported turns have no time of their own"
+    assert clock.startswith("It is now ")
+    assert [question, answer] == ["and now?", reply.rstrip("\n")]
     direct = command_home.run("sessions", "context", DM, "--json").ok().json["request"]["messages"]
     assert SUMMARY in direct[0]["text"]
     before = command_home.run("import", source, "--json").ok().json["position_before"]
