@@ -33,11 +33,12 @@ FROM = int(os.environ.get("EVERHOLD_FROM", "0"))
 MANY = int(os.environ.get("EVERHOLD_SEEDS", "10000"))
 TRIES = 150
 RARE = {
-    (Step.DRAFT, "before"): 37,
-    (Step.JOB, "before"): 14,
-    (Step.DRAFT, "after"): 12,
-    (Step.PAUSE, "after"): 6,
-    (Step.TAKE, "before"): 6,
+    (Step.BACKLINK, "before"): 31,
+    (Step.SPEND, "before"): 19,
+    (Step.TAKE, "before"): 10,
+    (Step.COMPRESSION_BEGIN, "after"): 9,
+    (Step.SPEND, "after"): 8,
+    (Step.STATE, "after"): 7,
 }
 """Which of a target's schedules crashed there first, on Python 3.11. If it misses, the test tries the others."""
 
