@@ -58,6 +58,7 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.LOGIN_CODE: LoginCodeRecord,
     StateNamespace.HELD_MESSAGE: HeldMessage,
     StateNamespace.QUOTA: DailyUse,
+    StateNamespace.HOST_SETTINGS: dict[str, str],
 }
 """The state records whose value is a JSON object. The others are plain text."""
 BLOBS: Final[dict[str, Any]] = {"recall": RecallRecord, "tools": tuple[ToolSpec, ...]}
