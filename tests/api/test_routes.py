@@ -21,6 +21,8 @@ WITHOUT_ROUTE = {
     "read_erasures": "part of restoring a backup",
     "reapply_erasures": "part of restoring a backup",
     "resume_erasures": "the gateway does it at its start",
+    "list_interrupted_erasures": "read by the background work that finishes them",
+    "finish_interrupted_erasures": "the gateway does it in the background",
     "finish_unfinished": "the gateway does it in the background",
     "keep_finishing_unfinished": "the gateway does it in the background",
 }

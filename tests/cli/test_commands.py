@@ -12,6 +12,7 @@ import pytest
 from everhold import __version__
 from everhold.cli.main import parse_arguments
 from everhold.cli.parser import build_parser, list_commands
+from everhold.core.context import CLOCK_LINE
 from everhold.engine.commands.handlers import ALONE_REPLIES
 from tests.cli.command_home import CommandHome
 
@@ -213,7 +214,10 @@ def test_the_context_command_prints_exactly_what_was_sent_to_the_model(busy: Com
     name = "agent:main:terminal:dm:me"
     at = busy.run_in_process("sessions", "context", name, "--at", "1", "--json").ok().json
     assert (at["exact"], at["at"]) == (True, 3)
-    assert [message["text"] for message in at["request"]["messages"]] == ["hello"]
+    began = busy.run_in_process("sessions", "show", name, "--json").ok().json["entries"][1]["body"]
+    assert began["clock"]
+    clock_line = CLOCK_LINE.format(clock=began["clock"])
+    assert [message["text"] for message in at["request"]["messages"]] == [clock_line, "hello"]
     upcoming = busy.run_in_process("sessions", "context", name, "--json").ok().json
     assert upcoming["exact"] is None
     assert "exactly what was sent" in busy.run_in_process("sessions", "context", name, "--at", "3").ok().out

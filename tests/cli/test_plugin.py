@@ -29,6 +29,8 @@ from tests.waiting import LIMIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 TIN = ROOT / "tests" / "thirdparty" / "everhold-tin"
+FILE_TOOLS = {"file_read", "file_list", "file_search", "file_write", "file_edit"}
+"""What `files` gives an agent. No tool has that name itself."""
 
 
 @pytest.fixture
@@ -213,6 +215,7 @@ async def test_a_third_party_tool_is_offered_and_run(here: Path, monkeypatch: py
             "defaults": {"tools": ["attach", "big"], "memories": []},
             "tools": {"big": {"provider": "dice", "sides": 20, "seal_env": "MODEL_KEY"}},
             "agents": {"main": {}, "other": {"tools": ["dice", "big"]}},
+            "policy": {"rules": [{"tool": "roll", "do": "allow"}]},
         }
         async with RunningGateway(here, json.dumps(config)) as t:
             server.add_steps(ModelServerReply(calls=(ToolCall(id="c", tool="roll"),)), ModelServerReply(text="Twenty."))
@@ -251,9 +254,11 @@ async def test_every_selectable_tool_is_built_under_its_name(here: Path) -> None
     agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in SELECTABLE_TOOLS}
     async with RunningGateway(here, json.dumps({"agents": agents})) as t:
         for name in SELECTABLE_TOOLS:
-            assert name in t.app.agents.get_runtime(name, {}).tools
+            own = FILE_TOOLS if name == "files" else {name}
+            assert own <= t.app.agents.get_runtime(name, {}).tools.keys()
         built = {tool for name in SELECTABLE_TOOLS for tool in t.app.agents.get_runtime(name, {}).tools}
-        assert built == {tool.name for tool in BUILTIN_TOOLS}, "the table lists every built-in tool, and no other"
+        listed = {tool.name for tool in BUILTIN_TOOLS} - {"files"}
+        assert built == listed, "the table lists every built-in tool, and no other"
         assert not t.app.describe()["problems"]
 
 

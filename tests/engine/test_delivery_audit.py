@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import apsw
 import msgspec
 import pytest
 from msgspec import structs
@@ -19,6 +20,7 @@ from everhold.errors import Refused, Transient
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.platform import DeliveryGuarantee
 from everhold.ports.store import DeliveryItem, InFlightBatch
+from everhold.stores.sqlite.migrate import list_migrations
 from everhold.testing.fakes import FakeMemoryProvider, FakeModel, FakePlatform
 from everhold.testing.gateway import InProcessGateway
 
@@ -313,11 +315,28 @@ def test_one_session_is_audited_alone(scenario: DeliveryScenario) -> None:
 # -- no false alarm ----------------------------------------------------------------------------------------------------
 
 
+def list_columns(db: apsw.Connection) -> dict[str, set[str]]:
+    tables = [str(row[0]) for row in db.execute("select name from sqlite_schema where type = 'table'")]
+    return {table: {str(row[1]) for row in db.execute(f"pragma table_info({table})")} for table in tables}
+
+
+def undo_migrations(db: apsw.Connection, *, down_to: int) -> None:
+    """Drop the tables and columns that a store of an earlier schema does not have."""
+    earlier = apsw.Connection(":memory:")
+    for migration in list_migrations()[:down_to]:
+        earlier.execute(migration.sql)
+    known, present = list_columns(earlier), list_columns(db)
+    for table in present.keys() - known.keys():
+        db.execute(f"drop table {table}")
+    for table, columns in known.items():
+        for column in present[table] - columns:
+            db.execute(f"alter table {table} drop column {column}")
+    assert list_columns(db) == known
+    db.pragma("user_version", down_to)
+
+
 def test_a_store_of_the_schema_before_is_sound_after_its_upgrade(scenario: DeliveryScenario) -> None:
-    for table in ("state_version", "account_leases", "hosts"):  # of later schemas
-        scenario.forger.db.execute(f"drop table {table}")
-    scenario.forger.db.execute("alter table cursors drop column start_seq")
-    scenario.forger.db.pragma("user_version", 2)
+    undo_migrations(scenario.forger.db, down_to=2)
     scenario.gateway.crash()
     scenario.gateway.start()
     scenario.gateway.assert_sound()

@@ -18,12 +18,12 @@ from msgspec import Struct
 
 from everhold.core.access import AdmissionDecision
 from everhold.core.entries import Heard, ToolCall
-from everhold.core.roles import PersonRole, RoleCell
+from everhold.core.roles import PersonRole, RoleCell, compute_role
+from everhold.ingress import roles
 from everhold.ingress.admission import AdmissionControl
 from everhold.ingress.held_messages import HeldMessages
 from everhold.ingress.pairing import PairingRegistry
 from everhold.ingress.quotas import MessageQuotas
-from everhold.ingress.roles import RoleFinder
 from everhold.memories.builtin.index import MemoryIndex
 from everhold.ports.platform import AcceptResult, IncomingMessage
 from everhold.ports.store import StateNamespace
@@ -136,12 +136,12 @@ async def test_a_stranger_gains_nothing(tmp_path: Path) -> None:
 
 
 def admit_everybody(patch: pytest.MonkeyPatch) -> None:
-    compute = RoleFinder.compute_role
+    """Plant it where both compute the role: the admission, and the worker that handles the stored message."""
 
-    async def admit(self: RoleFinder, *given: Any, **more: Any) -> PersonRole:
-        return await compute(self, *given, **more) or PersonRole.MEMBER
+    def admit(*given: Any, **more: Any) -> PersonRole:
+        return compute_role(*given, **more) or PersonRole.MEMBER
 
-    patch.setattr(RoleFinder, "compute_role", admit)
+    patch.setattr(roles, "compute_role", admit)
 
 
 def download_first(patch: pytest.MonkeyPatch) -> None:

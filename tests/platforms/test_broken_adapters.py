@@ -82,6 +82,26 @@ class DownloadsFirst(TelegramPlatform):
         return heard
 
 
+class StoresChatsFirst(TelegramPlatform):
+    """Stores the chat of a message before anybody has decided about access."""
+
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        heard = await super()._parse_update(raw)
+        if heard is not None:
+            await self._account_context.offsets.advance(f"chat:{heard.origin.chat}", heard.origin.message)
+        return heard
+
+
+class MovesChatsFirst(TelegramPlatform):
+    """Stores a chat's other id before anybody has decided about access."""
+
+    async def _parse_update(self, raw: Any) -> IncomingMessage | None:
+        heard = await super()._parse_update(raw)
+        if heard is not None:
+            await self._account_context.add_chat_alias(f"old-{heard.origin.chat}", heard.origin.chat)
+        return heard
+
+
 class RemembersFilesInMemory(Altered):
     """Keeps what a download needs in memory, so another process cannot download it."""
 
@@ -247,6 +267,9 @@ BROKEN = [
     (DownloadsFirst, "a_file_of_a_denied_sender_is_not_downloaded"),
     (RemembersFilesInMemory, "a_message_with_a_hanging_file_survives_a_restart"),
     (HidesSenders, "an_unparsable_update_of_a_denied_sender_is_not_stored"),
+    (StoresChatsFirst, "nothing_of_a_denied_sender_is_stored"),
+    (MovesChatsFirst, "nothing_of_a_denied_sender_is_stored"),
+    (DownloadsFirst, "nothing_of_a_denied_sender_is_stored"),
     (DropsFiles, "a_file_that_is_too_large_is_named_and_not_stored"),
     (OpensPaths, "a_file_that_is_not_stored_is_never_read_from_disk"),
     (CallsTooLargeInDoubt, "a_file_that_is_too_large_to_send_raises_too_long"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,8 @@ from everhold.core.entries import BODY_TYPES, BODY_VERSION, RESERVED_KINDS, Chat
 from everhold.core.exchange import build_exchange_key, build_note, build_retraction
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount, digest_code
 from everhold.core.quotas import DailyUse
-from everhold.core.recall import RecallRecord
+from everhold.core.recall import RecallRecord, RecallTarget, RecallTrace
+from everhold.core.recall_blobs import PACKED, TextSource, pack_record, pack_text
 from everhold.core.schedule import Schedule
 from everhold.core.tool_pins import ToolPins
 from everhold.errors import Transient
@@ -58,6 +60,7 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.LOGIN_CODE: LoginCodeRecord,
     StateNamespace.HELD_MESSAGE: HeldMessage,
     StateNamespace.QUOTA: DailyUse,
+    StateNamespace.HOST_SETTINGS: dict[str, str],
 }
 """The state records whose value is a JSON object. The others are plain text."""
 BLOBS: Final[dict[str, Any]] = {"recall": RecallRecord, "tools": tuple[ToolSpec, ...]}
@@ -77,6 +80,7 @@ def render_stored_format() -> str:
         *_describe_entries(),
         *_describe_records(),
         *_describe_keys(),
+        *_describe_packed_recall(),
         *_describe_samples(),
     )
     return HEAD + "".join(f"{line}\n" for line in parts)
@@ -209,6 +213,19 @@ def _describe_keys() -> Iterator[str]:
     yield f"memory keys: {build_exchange_key('s', 2)} {made.key} {taken_back.key}"
     yield f"digest of a code: {digest_code('ABCD-EFGH', whose='offer')[:16]}"
     yield f"state hermes_import: {ImportProgress('s', 1, (2, 3, 4, 0.5), 6).encode()}"
+
+
+def _describe_packed_recall() -> Iterator[str]:
+    """Packed blobs are lists without names, so the order of their fields is stored."""
+    shown = RecallTrace(provider="P", session="s", seq=3, person="ada", at=1.0, score=0.5)
+    left_out = RecallTrace(provider="Q", origin="O", kind="note", text="T", why_not="W")
+    asked = RecallTarget(session="s", generation=1, takes=(2,))
+    record = RecallRecord(asked=asked, audience=("ada",), facts=(shown,), shown=(shown,), left_out=(left_out,))
+    said = "the plan of the cellar"
+    source = TextSource(session="s", seq=3, shown=said, text=f"here is {said}")
+    for what, data in (("record", pack_record(record)), ("text", pack_text(f"| {said}!", [source]))):
+        unpacked = zlib.decompress(data.removeprefix(PACKED)).decode()
+        yield f"packed recall {what} after {PACKED!r}: {unpacked}"
 
 
 def _describe_samples() -> Iterator[str]:

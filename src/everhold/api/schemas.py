@@ -723,6 +723,14 @@ class StatusResponse(Struct):
     refused: list[dict[str, Any]]
     restart: list[str]
     store: str
+    """Why nothing can be accepted; empty if messages are."""
+    store_kind: Literal["sqlite", "postgresql"]
+    host: str
+    """The name of the host that answers."""
+    draining: bool
+    """Whether the host takes nothing new, and ends when its work is done or handed over."""
+    held_accounts: list[str]
+    """The accounts that the host receives for, if other hosts share the store."""
     loops: list[dict[str, Any]]
     halted: list[dict[str, Any]]
     limited: list[dict[str, Any]]

@@ -13,6 +13,7 @@ import apsw
 
 from everhold.config.settings import StoreSettings
 from everhold.errors import EverholdError, StoreError
+from everhold.infra.extras import describe_install
 from everhold.infra.home import Home
 from everhold.ports.clock import RandomSource
 from everhold.ports.store_files import OpenStore, RestorePlan, RestoreResult, ServerCheckup, StoreCheckup
@@ -52,7 +53,7 @@ async def examine_server(settings: StoreSettings) -> ServerCheckup:
 def _build_driver_error(error: ImportError) -> StoreError:
     return StoreError(
         f"store.url needs the driver of PostgreSQL, which is not installed ({error.name})",
-        remedy="pip install 'everhold[postgres]'",
+        remedy=describe_install("postgres"),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everhold.core.entries import ChatLocation, EntryKind, Thought
+from everhold.engine.recall_records import load_recalled_text
 from everhold.ports.platform import IncomingMessage
 from tests.e2e.running_gateway import RunningGateway
 
@@ -35,7 +36,9 @@ async def read_shown(t: RunningGateway, session: str, who: str) -> str:
     found = [json.dumps(await t.app.memory_admin.search_memories("alarm code", agent="main", person=who))]
     for entry in await t.app.store.list_entries(session, kinds=(EntryKind.THOUGHT,)):
         if isinstance(entry.body, Thought) and entry.body.recall:
-            found.append((await t.app.store.get_blob(entry.body.recall) or b"").decode())
+            text, _ = await load_recalled_text(t.app.store, entry.body.recall)
+            assert text is not None, "nothing was erased"
+            found.append(text)
     return "\n".join(found)
 
 

@@ -1087,7 +1087,9 @@ MUTANTS: Final[dict[str, SimMutant]] = {
         description="forget only one of several identities", parts=SimProcessParts(forgetter=ForgetsOneIdentity)
     ),
     "no-tombstones": SimMutant(
-        description="recall erased text from a memory", parts=_make_store_parts(KnowsNoTombstones)
+        description="recall erased text from a memory",
+        parts=_make_store_parts(KnowsNoTombstones),
+        settings={"recall": True, **_LONG_CHATS, **_MANY_ACTIONS},
     ),
     "old-client": SimMutant(
         description="keep using a replaced client", parts=SimProcessParts(supervisor=KeepsItsClient)

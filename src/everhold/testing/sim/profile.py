@@ -13,7 +13,6 @@ from everhold.ports.store import Step
 
 UNREACHED_STEPS: Final[dict[Step, str]] = {
     Step.NOTICE: "notices are committed with their cause; nothing commits one alone yet",
-    Step.ACCOUNT_LEASE: "only hosts that share a store claim accounts",
     Step.HOST_RECORD: "only hosts that share a store register",
 }
 """Steps that do not occur in the simulator, and why. Every other step gets a crash before and after its commit."""
