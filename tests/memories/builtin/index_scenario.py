@@ -100,9 +100,17 @@ class IndexScenario(StoreScenario):
         session: str | None = None,
         limit: int = 20,
         here: str = "",
+        for_turn: bool = False,
     ) -> list[IndexHit]:
         return await self.index.search(
-            self.log, text, agent=agent, audience=audience, session=session, limit=limit, here=here
+            self.log,
+            text,
+            agent=agent,
+            audience=audience,
+            session=session,
+            limit=limit,
+            here=here,
+            for_turn=for_turn,
         )
 
     def provider(self, agent: str = "main") -> BuiltinMemory:

@@ -125,10 +125,12 @@ async def test_short_replies_rank_like_entries_of_people(
 ) -> None:
     await scenario.say("the boiler was repaired", session="said")
     await scenario.say("the boiler was repaired", session="answered", who="agent")
-    one, other = await scenario.hits("boiler repaired")
+    one, other = await scenario.hits("boiler repaired", for_turn=True)
     assert one.score == other.score
+    searched, _ = await scenario.hits("boiler repaired")  # a search shows first what people said
+    assert searched.session == "said"
     monkeypatch.setattr(ranking, "_mask_favoured", lambda flags, _: (flags & ranking.HUMAN) > 0)
-    one, other = await scenario.hits("boiler repaired")
+    one, other = await scenario.hits("boiler repaired", for_turn=True)
     assert (one.session, other.session) == ("said", "answered")
     assert one.score > other.score + 0.1
 
@@ -141,7 +143,7 @@ async def test_an_item_gains_from_the_best_items_of_its_session_and_day(scenario
         await scenario.say(f"On Corfu we ate grilled fish on evening {number}.", session="trip")
 
     async def score(session: str) -> float:
-        hits = await scenario.hits("Corfu ferry fish")
+        hits = await scenario.hits("Corfu ferry fish", for_turn=True)
         return next(hit.score for hit in hits if hit.session == session and "ferry" in hit.text)
 
     gain = await score("trip") - await score("lone")

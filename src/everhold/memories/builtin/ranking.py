@@ -284,10 +284,14 @@ def _adjust_scores(
     smoothed = scores.copy()
     smoothed[follows] += knobs.smooth * scores[place]
     smoothed[place] += knobs.smooth * scores[follows]
-    smoothed += knobs.occasion * _score_occasions(stack.get_column("occasion", items), scores)
-    flags, at = stack.get_column("flags", items), stack.get_column("at", items)
+    flags = stack.get_column("flags", items)
+    favoured = (flags & HUMAN) > 0
+    if asked.for_turn:  # a search asks for single items, and first for what people said
+        favoured = _mask_favoured(flags, stack.get_column("count", items))
+        smoothed += knobs.occasion * _score_occasions(stack.get_column("occasion", items), scores)
+    at = stack.get_column("at", items)
     age_days = (at.max() - at) / DAY_SECONDS
-    extra = knobs.human * _mask_favoured(flags, stack.get_column("count", items)) + knobs.noted * ((flags & NOTED) > 0)
+    extra = knobs.human * favoured + knobs.noted * ((flags & NOTED) > 0)
     extra = extra + knobs.recent * 0.5 ** (age_days / knobs.half_life_days)
     if asked.authors:
         extra = extra + knobs.named * np.isin(stack.get_column("author", items), asked.authors)
