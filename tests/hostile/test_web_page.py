@@ -131,7 +131,8 @@ async def play_page(gateway: ApiGateway, browser: Any, hosts: tuple[str, ...] = 
             told: dict[str, str] = await page.evaluate(ATTACK, [gateway.url, FORGED])
             assert len(told) == 14, "every attack ran"
             gains |= {f"{name} from {host}" for name, text in told.items() if text}
-            framed = page.frame("framed")
+            # its name is not known yet if its document is still being refused, so it is found by its element
+            framed = await (await page.wait_for_selector("[name=framed]", state="attached")).content_frame()
             if await framed.title() == await console.page.title():
                 gains.add(f"the console in a frame of {host}")
             await page.close()
