@@ -17,10 +17,12 @@ from everhold.core.commands import (
     COMMAND_SPECS,
     COMMANDS,
     MESSAGE_COMMANDS,
+    MISTYPED,
     CommandSpec,
     TitleArguments,
     UndoArguments,
     complete_command,
+    find_mistyped_command,
     name_action,
     parse_command,
     parse_compress_arguments,
@@ -28,6 +30,7 @@ from everhold.core.commands import (
     parse_title,
     parse_undo,
     render_help,
+    suggest_command,
 )
 from everhold.core.entries import ChatCommand
 from everhold.core.roles import COMMAND_ROLES
@@ -61,6 +64,67 @@ from everhold.testing.gateway import InProcessGateway
 )
 def test_a_slash_before_an_unknown_word_is_text(text: str) -> None:
     assert parse_command(text) is None
+    assert find_mistyped_command(text) is None
+
+
+@pytest.mark.parametrize(
+    "typed, meant",
+    [
+        ("/undoo", "undo"),
+        ("/udno", "undo"),
+        ("/Undo", "undo"),
+        ("/stp", "stop"),
+        ("/hlep me", "help"),
+        ("/compres", "compress"),
+        ("/remember that I like tea", "memory note"),
+        ("/clear", "new"),
+        ("/bakcground do it", "background"),
+        ("/undoo@everhold_bot 3", "undo"),
+    ],
+)
+def test_a_mistyped_command_is_recognised_with_what_was_meant(typed: str, meant: str) -> None:
+    assert parse_command(typed) is None
+    found = find_mistyped_command(typed)
+    assert found is not None
+    assert found.name == MISTYPED
+    assert suggest_command(found.argument) == meant
+
+
+@pytest.mark.parametrize(
+    "text", ["/bin is full", "/tmp", "/start", "/quotes please", "/a", "/x", "undoo", "/Users/ada"]
+)
+def test_a_word_that_resembles_no_command_is_text(text: str) -> None:
+    assert find_mistyped_command(text) is None
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS, *ALIASES}))
+def test_a_command_is_never_mistyped_and_every_suggestion_exists(name: str) -> None:
+    assert find_mistyped_command(f"/{name} x") is None
+    for wrong in (f"{name}q", name[1:], name[:-1], f"{name[0]}{name}"):
+        meant = suggest_command(wrong)
+        assert not meant or meant.partition(" ")[0] in COMMANDS
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60))
+def test_no_text_breaks_the_search_for_mistyped_commands(text: str) -> None:
+    for typed in (text, f"/{text}"):
+        found = find_mistyped_command(typed)
+        assert found is None or suggest_command(found.argument)
+
+
+def test_a_mistyped_command_gets_a_suggestion_and_no_call_of_a_model(tmp_path: Path) -> None:
+    gateway = InProcessGateway(tmp_path)
+    with gateway.run_started():
+        gateway.send_message("hello")
+        calls = len(gateway.runtimes.model.requests)
+        gateway.send_message("/undoo", rest=False)
+        gateway.pass_time(1)
+        assert "Did you mean /undo?" in gateway.list_shown_texts()[-1]
+        gateway.send_message("and now?")
+        assert len(gateway.runtimes.model.requests) == calls + 1
+        assert "/undoo" not in str(gateway.runtimes.model.requests[-1].messages)
+        gateway.assert_sound()
 
 
 @settings(max_examples=80, deadline=None)
@@ -89,8 +153,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat-commands.md"
 
 
 def test_every_command_of_the_table_has_one_handler_and_every_handler_a_command() -> None:
-    assert set(COMMAND_HANDLERS) == {*COMMANDS, ALONE}
-    assert not {ALONE} & {*COMMANDS, *ALIASES}, "a command that only admission creates cannot be typed"
+    assert set(COMMAND_HANDLERS) == {*COMMANDS, ALONE, MISTYPED}
+    assert not {ALONE, MISTYPED} & {*COMMANDS, *ALIASES}, "a command that only ingress creates cannot be typed"
 
 
 @pytest.mark.parametrize("spec", COMMAND_SPECS, ids=lambda spec: spec.name)

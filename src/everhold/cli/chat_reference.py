@@ -14,7 +14,11 @@ _INTRODUCTION: Final = """\
 <!-- Written by `python -m everhold.cli.chat_reference`; change src/everhold/core/commands.py and roles.py instead. -->
 
 A message that begins with `/` and the name of a command is a command. Commands work the same way in every chat, in
-`everhold chat` and over HTTP. A slash and any other word is an ordinary message. `/help` shows this list in a chat.
+`everhold chat` and over HTTP. `/help` shows this list in a chat.
+
+A mistyped command, such as `/undoo`, does not reach the model. You get the name of the command that you may have meant,
+also for names that other programs use, such as `/remember`. A path such as `/etc/hosts`, and a slash before a word that
+resembles no command, are ordinary messages.
 
 Capitals stand for a value; brackets enclose what may be left out.
 

@@ -20,6 +20,11 @@ ALONE: Final = "alone"
 name.
 """
 
+MISTYPED: Final = "mistyped"
+"""Ingress puts this command in the place of one that does not exist, so that the text does not reach the model. Its
+argument is the word that was typed.
+"""
+
 QUIETLY: Final = "quietly"
 """The argument of a `/halt` that the admission copies to the other sessions of a chat. This `/halt` gets no reply."""
 
@@ -174,6 +179,67 @@ def parse_command(text: str) -> ChatCommand | None:
     if name not in COMMANDS:
         return None
     return ChatCommand(name=name, argument=(match[2] or "").strip())
+
+
+_TYPED_PATTERN: Final = re.compile(r"/([A-Za-z]{1,20})(?:@\S+)?(?:\s.*)?", re.DOTALL)
+_FOREIGN_WORDS: Final = {
+    "clear": "new", "continue": "resume", "cron": "schedule", "fork": "branch", "forget": "memory forget",
+    "note": "memory note", "remember": "memory note", "remind": "schedule", "reminder": "schedule", "cancel": "stop",
+    "abort": "stop", "cost": "usage", "commands": "help", "rename": "title", "history": "sessions",
+}  # fmt: skip
+"""Names of commands that people know from other programs -> what does it here."""
+_ORDINARY_WORDS: Final = frozenset(
+    "bin boot dev etc home lib media mnt opt proc root run sbin srv sys tmp usr var start".split()
+)
+"""Words after a slash that are not mistyped: folders, and what some platforms send when a chat begins."""
+
+
+def find_mistyped_command(text: str) -> ChatCommand | None:
+    """Return the command that stands for a mistyped one, if a text begins like a command and is none. A path, and a
+    word that resembles no command, are text.
+    """
+    if (text := text.strip())[:1] != "/" or (match := _TYPED_PATTERN.fullmatch(text)) is None:
+        return None
+    word = match[1]
+    return ChatCommand(name=MISTYPED, argument=word) if suggest_command(word) else None
+
+
+def suggest_command(word: str) -> str:
+    """Return the command that a person may have meant, without its slash; empty if none resembles the word."""
+    typed = word.lower()
+    if typed in COMMANDS or typed in ALIASES:
+        return "" if typed == word else ALIASES.get(typed, typed)
+    if typed in _FOREIGN_WORDS:
+        return _FOREIGN_WORDS[typed]
+    if typed in _ORDINARY_WORDS or len(typed) < 3:
+        return ""
+    most = 1 if len(typed) <= 5 else 2
+    near = [(distance, name) for name in (*COMMANDS, *ALIASES) if (distance := _count_edits(typed, name)) <= most]
+    return ALIASES.get(found := min(near)[1], found) if near else ""
+
+
+def explain_mistyped(word: str) -> str:
+    """Return what a person is told who typed a command that does not exist."""
+    meant = suggest_command(word)
+    question = f" Did you mean /{meant}?" if meant else ""
+    return (
+        f"There is no command /{word}.{question} The agent did not get your message. /help lists the commands. "
+        "To send the agent a text that begins with a slash, put another word first."
+    )
+
+
+def _count_edits(one: str, other: str) -> int:
+    """Return how many letters are missing, added, changed or swapped with a neighbour."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        before, last, row = row, before, [i]
+        for j, against in enumerate(other, 1):
+            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != against))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == against:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def name_action(command: ChatCommand) -> str:

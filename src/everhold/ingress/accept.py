@@ -12,7 +12,7 @@ from msgspec import structs
 
 from everhold.core.access import AdmissionDecision, compute_audience, format_sender_name, is_acknowledgement, is_notice
 from everhold.core.address import Address, derive_address
-from everhold.core.commands import MESSAGE_COMMANDS, parse_command
+from everhold.core.commands import MESSAGE_COMMANDS, find_mistyped_command, parse_command
 from everhold.core.consumers import BACKLINKS, COMMANDS, TURN
 from everhold.core.entries import (
     AddressBound,
@@ -541,7 +541,8 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
     meant = ordered or (own and (incoming.addressed or admission.always_answered))
     asks = meant and admission.asks and (ordered or not idle) and incoming.event != UNPARSED_EVENT
     if asks and not ordered and not bot and incoming.event != SCHEDULED_EVENT:
-        command = parse_command(text)  # a schedule sends messages; nobody gives a command at that time
+        # A schedule sends messages; nobody gives a command at that time.
+        command = parse_command(text) or find_mistyped_command(text)
     busy = ""
     if command is not None and command.name in MESSAGE_COMMANDS and (command.argument or attachments):
         busy, text, command = command.name, command.argument, None

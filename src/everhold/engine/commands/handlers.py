@@ -15,10 +15,12 @@ from everhold.core import compression, consumers
 from everhold.core.commands import (
     ALONE,
     COMMANDS,
+    MISTYPED,
     QUIETLY,
     ParsedSubcommand,
     TitleArguments,
     UndoArguments,
+    explain_mistyped,
     parse_count,
     render_help,
 )
@@ -140,7 +142,7 @@ CommandHandler: TypeAlias = Callable[[CommandRequest, Any], Awaitable[CommandRes
 Handler = TypeVar("Handler", bound=CommandHandler)
 
 COMMAND_HANDLERS: Final[dict[str, CommandHandler]] = {}
-"""Name -> handler, for every command of the table and for `ALONE`."""
+"""Name -> handler, for every command of the table and for `ALONE` and `MISTYPED`."""
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
@@ -648,7 +650,7 @@ async def show_help(_request: CommandRequest, _: str) -> CommandResult:
     return CommandResult(reply=render_help())
 
 
-# -- commands that the admission has replaced ------------------------------------------------------------------------
+# -- commands that ingress has replaced ------------------------------------------------------------------------------
 
 
 @handles(ALONE)
@@ -658,3 +660,8 @@ async def explain_local_command(request: CommandRequest, name: str) -> CommandRe
         return CommandResult(reply=reply)
     amendment = await session_changes.plan_stop(request.store, request.session)
     return CommandResult(reply=f"{amendment.reply} {reply}", changes=amendment.bodies)
+
+
+@handles(MISTYPED)
+async def suggest_another_command(_request: CommandRequest, word: str) -> CommandResult:
+    return CommandResult(reply=explain_mistyped(word))
