@@ -25,7 +25,8 @@ from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.platforms.catch_up import LiveEventQueues
 from everhold.platforms.discord import errors as discord_errors, parsing
 from everhold.platforms.discord.catch_up import DiscordCatchUp
-from everhold.platforms.discord.client import DiscordClient, DiscordHttpClient, DiscordRateLimited, DiscordResumePoint
+from everhold.platforms.discord.client import DiscordClient, DiscordResumePoint
+from everhold.platforms.discord.http_client import DiscordHttpClient, DiscordRateLimited
 from everhold.platforms.discord.parsing import DiscordChannel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
 from everhold.platforms.files import fetch_file, load_outgoing_file

@@ -17,7 +17,7 @@ import msgspec
 from everhold.errors import Refused
 from everhold.platforms.catch_up import LiveEventQueues, read_until_answered
 from everhold.platforms.discord import parsing
-from everhold.platforms.discord.client import DiscordHttpClient
+from everhold.platforms.discord.http_client import DiscordHttpClient
 from everhold.platforms.discord.parsing import DiscordChannel
 from everhold.platforms.unparsed import find_id
 from everhold.ports.log import EventLogger

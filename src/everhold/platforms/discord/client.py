@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, Final
 
-import aiohttp
 import discord
 from discord.gateway import DiscordWebSocket
-from discord.http import HTTPClient, Route
 from yarl import URL
+
+from everhold.platforms.discord.http_client import DiscordHttpClient
 
 EventCallback = Callable[[str, Any], None]
 """Receives an event: its name and its data."""
@@ -31,47 +30,6 @@ HANDLED_EVENTS: Final = (
     "INTERACTION_CREATE",
 )
 CONNECT_SECONDS: Final = 30.0
-
-
-class DiscordRateLimited(Exception):
-    """Discord limits the rate, or has an internal error."""
-
-    def __init__(self, status: int, *, wait_seconds: float | None, is_global: bool) -> None:
-        super().__init__(f"Discord answered {status}")
-        self.status = status
-        self.wait_seconds = wait_seconds
-        self.is_global = is_global
-
-
-class DiscordHttpClient(HTTPClient):
-    """Calls once. The library's trace hook stops it before it retries."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, base: str) -> None:
-        watch = aiohttp.TraceConfig()
-        watch.on_request_end.append(_raise_for_wait)
-        super().__init__(loop, http_trace=watch, max_ratelimit_timeout=30.0)
-        self._base = base
-
-    async def request(self, route: Route, **given: Any) -> Any:
-        if self._base:
-            route.url = self._base + route.url.removeprefix(Route.BASE)
-        return await super().request(route, **given)
-
-
-async def _raise_for_wait(session: object, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
-    answer = params.response
-    if answer.status != 429 and answer.status < 500:
-        return
-    wait = answer.headers.get("Retry-After") or answer.headers.get("X-RateLimit-Reset-After") or ""
-    everywhere = "X-RateLimit-Global" in answer.headers
-    answer.close()
-    try:
-        seconds = float(wait)
-    except ValueError:
-        seconds = 30.0
-    raise DiscordRateLimited(
-        answer.status, wait_seconds=seconds if answer.status == 429 else None, is_global=everywhere
-    )
 
 
 class DiscordClient(discord.Client):

@@ -10,7 +10,8 @@ import discord
 from discord.gateway import ReconnectWebSocket, WebSocketClosure
 
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
-from everhold.platforms.discord.client import DiscordRateLimited
+from everhold.infra.http_transport import BodyUndecodable, TransportBroken, TransportTimeout, TransportUnreachable
+from everhold.platforms.discord.http_client import DiscordRateLimited
 
 DiscordFailure: TypeAlias = (
     discord.DiscordException
@@ -20,6 +21,10 @@ DiscordFailure: TypeAlias = (
     | aiohttp.ClientError
     | asyncio.TimeoutError
     | OSError
+    | TransportUnreachable
+    | TransportTimeout
+    | TransportBroken
+    | BodyUndecodable
 )
 DISCORD_ERRORS: Final = (
     discord.DiscordException,
@@ -29,6 +34,10 @@ DISCORD_ERRORS: Final = (
     aiohttp.ClientError,
     asyncio.TimeoutError,
     OSError,
+    TransportUnreachable,
+    TransportTimeout,
+    TransportBroken,
+    BodyUndecodable,
 )
 """All errors that a call to Discord, or its gateway, raises."""
 
@@ -52,6 +61,8 @@ _FATAL_CLOSE_CODES: Final = {
 
 def convert_error(error: DiscordFailure, *, what: str) -> EverholdError:
     """Return the error to raise for a failed call."""
+    if isinstance(error, TransportTimeout) and error.phase == "connection":
+        error = TransportUnreachable(str(error))
     match error:
         case DiscordRateLimited(status=429):
             return Transient(f"Discord limits the rate of {what}", retry_after=error.wait_seconds)
@@ -66,7 +77,7 @@ def convert_error(error: DiscordFailure, *, what: str) -> EverholdError:
             return TooLong(f"Discord refuses {what}: it is too long")
         case discord.HTTPException(status=status) if 400 <= status < 500:
             return Refused(f"Discord refuses {what}: {error.text or status} ({error.code})")
-        case aiohttp.ClientConnectorError():
+        case aiohttp.ClientConnectorError() | TransportUnreachable():
             return Transient(f"Discord cannot be reached: {type(error).__name__}")
         case _:
             return InDoubt(f"{what}: {type(error).__name__}")
