@@ -24,6 +24,7 @@ from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
 from everhold.assembly.builtin_toolbox import BuiltinToolbox
 from everhold.assembly.host_membership import HostMembership
+from everhold.assembly.machine_needs import list_missing_programs
 from everhold.assembly.memory_providers import MemoryProviders
 from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
 from everhold.assembly.stores import open_file_store, open_server_store
@@ -59,6 +60,7 @@ from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
 from everhold.ports.hosts import CommitHint, HostStatus
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
+from everhold.ports.plugin import SupportsPackageCheck
 from everhold.ports.store_files import OpenStore
 from everhold.telemetry.logs import StructuredLogger
 from everhold.tools.attach import AttachTool
@@ -118,7 +120,13 @@ def load_home_settings(home: Home, *, environ: Mapping[str, str], last_good: boo
 
 def build_plugin_check() -> ValidatePlugin:
     """Return a function that validates a plug-in's section with the installed plug-in."""
-    return make_plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
+    return make_plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings, _check_plugin_package)
+
+
+def _check_plugin_package(group: str, name: str) -> None:
+    factory = _CATALOGUES[group].load(name)
+    if isinstance(factory, SupportsPackageCheck):
+        factory.check_package()
 
 
 class OpenedHome(NamedTuple):
@@ -716,9 +724,12 @@ class GatewayApp:
         )
 
     def _list_problems(self) -> tuple[ConfigProblem, ...]:
+        servers = self.mcp.list_problems()
+        reported = {problem.path for problem in servers}
         return (
             *self.watcher.settings.problems,
-            *self.mcp.list_problems(),
+            *servers,
+            *(it for it in list_missing_programs(self.agents.settings, self.environ) if it.path not in reported),
             *self.plugin_tools.list_problems(),
             *self.toolbox.list_problems(self.agents.settings.agents.values()),
             *self.agents.memories.list_problems(),
@@ -1007,6 +1018,7 @@ def render_problem(problem: ConfigProblem) -> dict[str, Any]:
         "remedy": problem.remedy,
         "fatal": problem.fatal,
         "disables": problem.disables,
+        "cause": problem.cause or "",
     }
 
 

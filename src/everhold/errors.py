@@ -3,6 +3,7 @@
 EverholdError
 ├── Transient          not done: try again, after `retry_after` if the remote side gave one
 │   └── Overloaded     the same for a model: another model may be tried
+│       └── OperatorNeeded  a key, credit or setting is wrong: tell an operator, try again when that changed
 ├── Refused            a retry would fail, too: make it a dead letter and notify
 │   ├── TooLong        a model's context or a platform's message limit was exceeded: shrink it, then try again
 │   └── Poisoned       this build cannot read an entry of the log: stop that consumer, write nothing
@@ -49,6 +50,10 @@ class Transient(EverholdError):
 
 class Overloaded(Transient):
     """The model cannot answer now."""
+
+
+class OperatorNeeded(Overloaded):
+    """The model cannot be used until an operator acts: its key, credit, name or package is missing or wrong."""
 
 
 class Refused(EverholdError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everhold.core.wording import describe_duration
-from everhold.errors import Overloaded
+from everhold.errors import OperatorNeeded, Overloaded
+from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
 
 
@@ -48,3 +49,32 @@ def test_undo_and_retry_apply_to_the_waiting_message(gateway: InProcessGateway, 
 )
 def test_a_duration_is_rounded_up_to_one_unit(seconds: float, said: str) -> None:
     assert describe_duration(seconds) == said
+
+
+def test_a_wrong_key_is_no_outage_and_the_message_is_answered_when_it_is_right(gateway: InProcessGateway) -> None:
+    model = gateway.runtimes.model
+    model.faults.fail_next(
+        OperatorNeeded("m at host refused the request (HTTP 401)", remedy="put a valid key"), times=1
+    )
+    gateway.send_message("are you there?", rest=False)
+    gateway.pass_time(1.0)
+    notice = gateway.list_shown_texts()[0]
+    assert "my model is not set up correctly" in notice
+    assert "The operator of this gateway has to act" in notice
+    assert "HTTP 401" not in notice, "a member does not hear the cause"
+    assert "cannot be reached" not in notice
+    assert gateway.process is not None
+    gateway.run(gateway.store.retry_now())  # what a change of the configuration does
+    gateway.pass_time(600.0)
+    assert len(gateway.list_shown_texts()) == 2
+    gateway.assert_sound()
+
+
+def test_a_fallback_that_may_recover_by_itself_is_an_outage(gateway: InProcessGateway) -> None:
+    gateway.runtimes.model.faults.fail_next(OperatorNeeded("wrong key", remedy="put a valid key"), times=1)
+    spare = FakeModel()
+    spare.faults.fail_next(Overloaded("down", retry_after=600.0), times=1)
+    gateway.runtimes.fallbacks = (spare,)
+    gateway.send_message("are you there?", rest=False)
+    gateway.pass_time(1.0)
+    assert "cannot be reached right now" in gateway.list_shown_texts()[0]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from everhold.core.entries import ToolCall
-from everhold.errors import EverholdError, InvalidRequest, Overloaded, Refused, TooLong
+from everhold.errors import EverholdError, InvalidRequest, OperatorNeeded, Overloaded, Refused, TooLong
 from everhold.models.openai import OpenAIModel
 from everhold.models.settings import OpenAISettings
 from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
@@ -85,7 +85,7 @@ async def test_a_failure_does_not_keep_its_request_in_memory(
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "overloaded", "billing"])
 async def test_temporary_failures_are_overloaded(server: ModelServer, connect: Connect, kind: Any) -> None:
     server.add_steps(VendorFailure(kind=kind))
-    error = await fails(connect(), Overloaded)
+    error = await fails(connect(), OperatorNeeded if kind == "billing" else Overloaded)
     assert error.retry_after is None
     assert (kind == "billing") == ("credit" in error.remedy)
 
@@ -117,13 +117,13 @@ async def test_permanent_failures_are_refused_with_a_remedy(
     server: ModelServer, connect: Connect, kind: Any, remedy: str
 ) -> None:
     server.add_steps(VendorFailure(kind=kind))
-    error = await fails(connect(), Refused)
+    error = await fails(connect(), Refused if kind == "invalid" else OperatorNeeded)
     assert remedy in error.remedy
 
 
 async def test_a_wrong_key_is_refused_and_never_shown(server: ModelServer, connect: Connect) -> None:
     server.key = "another"
-    error = await fails(connect(), Refused)
+    error = await fails(connect(), OperatorNeeded)
     assert "401" in str(error)
     assert "sk-fake" not in str(error), "even a masked key tells something"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from everhold.errors import EverholdError, Overloaded, Refused, TooLong
+from everhold.errors import EverholdError, OperatorNeeded, Overloaded, Refused, TooLong
 from everhold.infra.secret import SecretString
 from everhold.models.errors import (
     ModelEndpoint,
@@ -268,7 +268,11 @@ NOT_TOO_LONG: dict[str, tuple[int, Any, type[EverholdError]]] = {
     "name": (400, say("Invalid 'tools[0].function.name': string too long. Expected at most 64 characters"), Refused),
     "images": (400, say("messages.0.content: too many images"), Refused),
     "schema": (400, say("Invalid schema for function 'x': in context=(), 'type' is required"), Refused),
-    "model": (404, say("The model `long-context` does not exist; its maximum context length is unknown"), Refused),
+    "model": (
+        404,
+        say("The model `long-context` does not exist; its maximum context length is unknown"),
+        OperatorNeeded,
+    ),
     "loading": (503, say("Loading model", type="unavailable_error", code=503), Overloaded),
 }
 
@@ -486,3 +490,26 @@ def test_an_endless_event_is_cut_off() -> None:
         events.feed(b"x" * (1 << 20))
     with pytest.raises(StreamTooLarge):
         events.feed(b"x" * (2 << 20))
+
+
+@pytest.mark.parametrize(
+    "status, body, kind",
+    [
+        (401, say("Incorrect API key provided"), OperatorNeeded),
+        (402, say("Insufficient credits"), OperatorNeeded),
+        (403, say("This key may not use this model"), OperatorNeeded),
+        (404, say("The model `gpt-9` does not exist"), OperatorNeeded),
+        (
+            429,
+            say("You exceeded your current quota, please check your plan", code="insufficient_quota"),
+            OperatorNeeded,
+        ),
+        (403, say("Your input was flagged by moderation"), Refused),
+        (400, say("Invalid schema"), Refused),
+        (503, say("overloaded"), Overloaded),
+    ],
+)
+def test_what_only_an_operator_can_repair_is_told_apart(status: int, body: Any, kind: type[EverholdError]) -> None:
+    error = build_http_error(ENDPOINT, status=status, headers={}, body=json.dumps(body).encode(), now=NOW)
+    assert type(error) is kind
+    assert error.remedy or kind is not OperatorNeeded

@@ -239,6 +239,14 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
             id = context.control.gates.chance.bytes(12).hex()
             cut = thought.finish == "length"
             return FinalReply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls, is_truncated=cut)
+        case ModelUnreachable(reason=reason, remedy=remedy) if remedy:
+            raise ApiError(
+                502,
+                "operator_needed",
+                context.redact_text(reason),
+                remedy="the operator has to act: `everhold status` names the cause",
+                headers={"x-should-retry": "false"},
+            )
         case ModelUnreachable(reason=reason, retry_after=wait):
             headers = {"retry-after": format_retry_after(wait)} if wait is not None else {}
             raise ApiError(503, "overloaded", context.redact_text(reason), remedy="try again", headers=headers)

@@ -28,7 +28,7 @@ from everhold.engine.budgets import BudgetLimit
 from everhold.engine.facts import FactCache
 from everhold.engine.memory.recall import HitJudge
 from everhold.engine.memory_client import MemoryClient
-from everhold.errors import EverholdError, Overloaded
+from everhold.errors import EverholdError, OperatorNeeded
 from everhold.infra.plugins import MODEL_PLUGINS
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
@@ -279,12 +279,12 @@ class ConfiguredAgents:
             except EverholdError as error:
                 # a new revision or an installed package may repair it, so messages wait until then
                 self.log.warning("model.unavailable", model=name, error=error)
-                return UnavailableModel(name=name, reason=str(error))
+                return UnavailableModel(name=name, reason=error.message, remedy=error.remedy)
         return self._models[name]
 
     def _build_model(self, name: str, settings: ModelSettings) -> Model:
         if not settings.is_ready:
-            raise Overloaded(f"model {name} needs {', '.join(settings.missing)}", remedy="set it in .env")
+            raise OperatorNeeded(f"model {name} needs {', '.join(settings.missing)}", remedy="set it in .env")
         factory = MODEL_PLUGINS.load(settings.provider)
         directory = self.directory / "models" / name
         context = PluginContext(
@@ -446,7 +446,8 @@ class UnavailableModel:
 
     name: str
     reason: str
+    remedy: str = ""
     context_tokens: int = 8_000
 
     async def answer(self, request: ModelRequest, *, on_text: Callable[[str], None] | None = None) -> ModelResponse:
-        raise Overloaded(self.reason)
+        raise OperatorNeeded(self.reason, remedy=self.remedy)

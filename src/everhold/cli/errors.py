@@ -54,7 +54,8 @@ def get_type_name(error: EverholdError | type[EverholdError]) -> str:
 _TYPES: Final[Mapping[str, type[EverholdError]]] = {
     get_type_name(kind): kind
     for kind in (
-        errors.Transient, errors.Overloaded, errors.Refused, errors.TooLong, errors.Poisoned, errors.InDoubt,
+        errors.Transient, errors.Overloaded, errors.OperatorNeeded, errors.Refused, errors.TooLong, errors.Poisoned,
+        errors.InDoubt,
         errors.LeaseLost, errors.Conflict, errors.StoreError, errors.StoreFull, errors.StoreBusy, errors.StoreDamaged,
         errors.StoreMissing, errors.StoreNewer, errors.StoreOutdated, errors.HomeBusy, errors.NotFound,
         errors.InvalidRequest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ MAX_NAMES: Final = 20
 _PLAIN_KEY_PATTERN: Final = re.compile(r"[^\s.\[\]\"']+")
 
 
+class ProblemCause(enum.StrEnum):
+    """What is missing on this machine."""
+
+    UNKNOWN_PROVIDER = "unknown_provider"
+    MISSING_KEY = "missing_key"
+    MISSING_PACKAGE = "missing_package"
+    MISSING_PROGRAM = "missing_program"
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
     """One problem. A fatal problem refuses the configuration, any other disables only what `disables` names."""
@@ -33,6 +43,8 @@ class ConfigProblem:
     fatal: bool = True
     disables: str = ""
     """The key path of what is disabled; empty if everything still works."""
+    cause: ProblemCause | None = None
+    """What is missing, if something is disabled because of that."""
 
     @property
     def key(self) -> str:

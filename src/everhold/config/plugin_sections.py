@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from everhold.config.errors import ConfigProblem
+from everhold.config.errors import ConfigProblem, ProblemCause
 from everhold.config.settings import (
     AccountSettings,
     MemorySettings,
@@ -50,15 +50,31 @@ def find_plugin_problems(group: str, model: type[BaseModel], raw: Mapping[str, A
     return []
 
 
-def make_plugin_validator(settings_of: Callable[[str, str], type[BaseModel]]) -> ValidatePlugin:
-    """Return a validator that uses each plug-in's `Settings`. A plug-in that is not installed disables its section."""
+def make_plugin_validator(
+    settings_of: Callable[[str, str], type[BaseModel]],
+    check_package: Callable[[str, str], None] = lambda _group, _name: None,
+) -> ValidatePlugin:
+    """Return a validator that uses each plug-in's `Settings`. A plug-in that is not installed disables its section, and
+    so does one whose package `check_package` misses; it raises InvalidRequest then.
+    """
 
     def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[ConfigProblem]:
         try:
             model = settings_of(group, name)
         except (NotFound, InvalidRequest) as error:
-            return [ConfigProblem(error.message, error.remedy, fatal=False, disables=f"{group}.{name}")]
-        return find_plugin_problems(group, model, raw)
+            cause: ProblemCause | None = ProblemCause.MISSING_PACKAGE
+            if isinstance(error, NotFound):
+                cause = None if group == "tools" else ProblemCause.UNKNOWN_PROVIDER
+            return [ConfigProblem(error.message, error.remedy, fatal=False, disables=f"{group}.{name}", cause=cause)]
+        return [*find_plugin_problems(group, model, raw), *find_missing_package(group, name)]
+
+    def find_missing_package(group: str, name: str) -> list[ConfigProblem]:
+        try:
+            check_package(group, name)
+        except InvalidRequest as error:
+            cause = ProblemCause.MISSING_PACKAGE
+            return [ConfigProblem(error.message, error.remedy, fatal=False, disables=f"{group}.{name}", cause=cause)]
+        return []
 
     return validate
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from everhold.config.errors import ConfigProblem, KeyPath, format_key_path
+from everhold.config.errors import ConfigProblem, KeyPath, ProblemCause, format_key_path
 from everhold.config.literals import (
     has_url_password,
     is_env_name,
@@ -162,8 +162,15 @@ def resolve_secret(
         return None, ""
     secret = it.environment.get(name)
     if secret is None and needs is not None:
-        it.report_problem(
-            path, f"{name} is not set", f"add the line {name}=… to {it.env_file}", fatal=False, disables=needs
+        it.add_problem(
+            ConfigProblem(
+                f"{name} is not set",
+                f"add the line {name}=… to {it.env_file}",
+                path=path,
+                fatal=False,
+                disables=format_key_path(needs),
+                cause=ProblemCause.MISSING_KEY,
+            )
         )
     return secret, name
 

@@ -200,7 +200,8 @@ class PluginConfigSection(ConfigSection):
 
 class ModelSettings(PluginConfigSection):
     provider: Name
-    """`openai` (and compatible servers), `anthropic`, `offline`, or an installed plug-in."""
+    """`openai` (and compatible servers), `anthropic`, `ollama`, `lmstudio`, `vllm`, `llamacpp`, `offline`, or an
+    installed plug-in."""
     name: Text = ""
     """The model's name at the provider."""
     base_url: Url | None = None

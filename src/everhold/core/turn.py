@@ -106,6 +106,8 @@ class ModelUnreachable(Struct, frozen=True, kw_only=True):
 
     reason: str
     retry_after: float | None = None
+    remedy: str = ""
+    """What an operator has to do; empty if a model may answer without that."""
 
 
 class RequestTooLong(Struct, frozen=True, kw_only=True):
@@ -190,6 +192,8 @@ class WaitForModel(Struct, frozen=True, kw_only=True):
     release: bool
     reason: str
     retry_after: float | None = None
+    remedy: str = ""
+    """What an operator has to do; empty if a model may answer without that."""
 
 
 class ShrinkContext(Struct, frozen=True, kw_only=True):
@@ -246,8 +250,8 @@ def advance_turn(
             return turn, _choose_action_after_answer(turn, thought, effects, refusals, because)
         case ToolFinished(returned):
             return turn, RecordBodies((returned,))
-        case ModelUnreachable(reason=reason, retry_after=retry_after):
-            return turn, WaitForModel(release=turn.rounds == 0, reason=reason, retry_after=retry_after)
+        case ModelUnreachable(reason=reason, retry_after=retry_after, remedy=remedy):
+            return turn, WaitForModel(release=turn.rounds == 0, reason=reason, retry_after=retry_after, remedy=remedy)
         case RequestTooLong(reason=reason):
             return turn, ShrinkContext(reason=reason)
         case TurnBroken(reason=reason, remedy=remedy, stubs=stubs):

@@ -22,7 +22,17 @@ from everhold.core.turn import (
     TurnEvent,
 )
 from everhold.engine.gates import Gates
-from everhold.errors import EverholdError, InDoubt, InvalidRequest, LeaseLost, Overloaded, Refused, TooLong, Transient
+from everhold.errors import (
+    EverholdError,
+    InDoubt,
+    InvalidRequest,
+    LeaseLost,
+    OperatorNeeded,
+    Overloaded,
+    Refused,
+    TooLong,
+    Transient,
+)
 from everhold.ports.model import Model, ModelRequest, ModelResponse
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 
@@ -50,6 +60,7 @@ async def ask_models(
     """
     reasons: list[str] = []
     waits: list[float] = []
+    remedies: list[str] = []
     refusals = 0
     for model in models:
         try:
@@ -60,6 +71,8 @@ async def ask_models(
             reasons.append(f"{model.name}: {error}")
             if error.retry_after is not None:
                 waits.append(error.retry_after)
+            if isinstance(error, OperatorNeeded):
+                remedies.append(f"{model.name}: {error.remedy or 'see the log'}")
         except InDoubt as error:
             reasons.append(str(error))
         except (Refused, EverholdError) as error:
@@ -72,7 +85,9 @@ async def ask_models(
             reasons.append(f"{model.name}: {type(error).__name__}")
         else:
             return ModelAnswered(strip_surrogates_deep(record(answer)))
-    return ModelUnreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
+    # Another model may answer later by itself, unless every one of them needs an operator.
+    remedy = "; ".join(dict.fromkeys(remedies)) if len(remedies) == len(models) else ""
+    return ModelUnreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None, remedy=remedy)
 
 
 async def _ask_one_model(

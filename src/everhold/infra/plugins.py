@@ -156,11 +156,12 @@ def _render_install_remedy(name: str) -> str:
 
 def _suggest_plugin(kind: str, name: str, known: list[str]) -> str:
     """Return a remedy for a name that no installed package offers."""
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    near = [plain] if plain in known else difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     if near:
         return f"did you mean `{near[0]}`?"
     if kind == "models":
-        return "for a server that speaks OpenAI's API, such as Ollama: provider: openai, and base_url: its address"
+        return "for a server that speaks OpenAI's API: provider: openai, and base_url: its address"
     if kind == "tools":
         return "correct the name, install its package, or name a server under `mcp` as mcp:NAME"
     return _render_install_remedy(name)

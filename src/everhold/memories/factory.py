@@ -32,6 +32,10 @@ class MemoryFactory(Generic[P]):
         )  # imported late, because listing plug-ins does not need it
         return found
 
-    def __call__(self, settings: Any, context: PluginContext) -> P:
+    def check_package(self) -> None:
+        """Raise InvalidRequest if the vendor's SDK is not installed."""
         require_package(self._package, extra=self._extra)
+
+    def __call__(self, settings: Any, context: PluginContext) -> P:
+        self.check_package()
         return self._build(settings, context)

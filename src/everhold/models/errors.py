@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from everhold.errors import EverholdError, Overloaded, Refused, TooLong
+from everhold.errors import EverholdError, OperatorNeeded, Overloaded, Refused, TooLong
 from everhold.infra.secret import MASK, SecretString
 
 MAX_EXCERPT_CHARS: Final = 300
@@ -79,6 +79,10 @@ _BILLING: Final = re.compile(
     r"insufficient[_ ](?:quota|credits?|balance|funds)|credit balance|exceeded your current quota|billing_|"
     r"spend[_ ]limit|payment required|out of credits|add (?:more )?credits",
     re.IGNORECASE,
+)
+_MODERATION: Final = re.compile(r"moderation|flagged|safety|content[_ ](?:filter|policy)|harmful", re.IGNORECASE)
+_NO_CREDIT: Final = re.compile(
+    r"insufficient[_ ](?:quota|credits?|balance|funds)|credit balance|payment required|out of credits", re.IGNORECASE
 )
 _KEY_PATTERN: Final = re.compile(
     r"\b(?:sk|pk|rk|gsk|xai|key|AIza|hf|r8|nvapi|pplx|csk|fw|tgp)[-_][\w*.\-]{6,}|\bAIza[\w*\-]{6,}|"
@@ -278,7 +282,9 @@ def _classify_error(
     if wait is None:
         wait = said.wait_seconds
     if status == 402 or (status in (400, 403, 429) and _BILLING.search(said.full_text)):
-        return Overloaded(
+        # A quota per minute or day passes by itself; a credit that is used up does not.
+        is_used_up = status in (402, 403) or _NO_CREDIT.search(said.full_text) is not None
+        return (OperatorNeeded if is_used_up else Overloaded)(
             f"{endpoint} requires payment: {words}",
             retry_after=wait,
             remedy="add credit at the provider, or raise its limit",
@@ -287,7 +293,9 @@ def _classify_error(
         return Overloaded(f"{endpoint} cannot answer now (HTTP {status}): {words}", retry_after=wait)
     if 300 <= status < 400:
         return Refused(f"{endpoint} redirects elsewhere (HTTP {status})", remedy="set `base_url` to the new address")
-    return Refused(
+    # A moderated text is refused with 403, too, and no operator can change that.
+    is_misconfigured = status in (401, 404) or (status == 403 and _MODERATION.search(said.full_text) is None)
+    return (OperatorNeeded if is_misconfigured else Refused)(
         f"{endpoint} refused the request (HTTP {status}): {words}", remedy=_suggest_remedy(endpoint, said, status)
     )
 

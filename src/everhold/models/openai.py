@@ -45,6 +45,7 @@ from everhold.ports.model import ModelMessage, ModelRequest, ModelResponse, Tool
 
 if TYPE_CHECKING:
     from everhold.models.settings import OpenAISettings
+    from everhold.ports.plugin import PluginContext
 
 MAX_TOOL_NAME_CHARS: Final = 1_000
 """A longer name that comes in pieces is not completed, because no tool has it."""
@@ -481,9 +482,16 @@ class _OpenAIResponseReader:
         writing.add(function, self.names)
 
 
-factory: Final = ModelFactory(
-    "OpenAISettings", lambda settings, context: OpenAIModel(settings, clock=context.clock, load_blob=context.blob)
-)
+def _build_openai_model(settings: OpenAISettings, context: PluginContext) -> OpenAIModel:
+    return OpenAIModel(settings, clock=context.clock, load_blob=context.blob)
+
+
+factory: Final = ModelFactory("OpenAISettings", _build_openai_model)
+ollama: Final = ModelFactory("OllamaSettings", _build_openai_model)
+lmstudio: Final = ModelFactory("LmStudioSettings", _build_openai_model)
+vllm: Final = ModelFactory("VllmSettings", _build_openai_model)
+llamacpp: Final = ModelFactory("LlamaCppSettings", _build_openai_model)
+"""Servers on this machine that speak the same API. They differ in their address and need no key."""
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------

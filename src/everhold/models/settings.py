@@ -118,6 +118,31 @@ class OpenAISettings(_RemoteModelSettings):
     )
 
 
+class OllamaSettings(OpenAISettings):
+    """An Ollama server on this machine, unless `base_url` names another one."""
+
+    base_url: str = "http://127.0.0.1:11434/v1"
+    auth: Literal["bearer", "api-key", "none"] = Field(default="none", description="bearer if the server wants a key")
+
+
+class LmStudioSettings(OllamaSettings):
+    """LM Studio's server."""
+
+    base_url: str = "http://127.0.0.1:1234/v1"
+
+
+class VllmSettings(OllamaSettings):
+    """A vLLM server."""
+
+    base_url: str = "http://127.0.0.1:8000/v1"
+
+
+class LlamaCppSettings(OllamaSettings):
+    """llama.cpp's server."""
+
+    base_url: str = "http://127.0.0.1:8080/v1"
+
+
 class AnthropicSettings(_RemoteModelSettings):
     """Anthropic's messages API, and servers that implement it."""
 

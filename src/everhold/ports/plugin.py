@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import PurePath
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -87,6 +87,14 @@ class AccountContext(Struct, frozen=True, kw_only=True):
 def _know_no_owner(identity: str) -> bool | None:
     """Return None, for contexts without people."""
     return None
+
+
+@runtime_checkable
+class SupportsPackageCheck(Protocol):
+    """Optional: a factory that needs a package of another author, and can say at once whether it is installed."""
+
+    def check_package(self) -> None:
+        """Raise InvalidRequest if the package is not installed. Imports nothing."""
 
 
 class PluginContext(Struct, frozen=True, kw_only=True):

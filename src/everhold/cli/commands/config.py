@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from everhold.app import build_plugin_check, load_home_settings, render_problem
+from everhold.assembly.machine_needs import list_missing_programs
 from everhold.cli import errors
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control, format_count
 from everhold.config import ConfigError, ConfigProblem, Settings, get_key, set_key, show_settings, to_yaml
 from everhold.config.edit import parse_value
+from everhold.config.errors import ProblemCause
 from everhold.config.settings import is_restart_required
 
 
@@ -82,16 +85,27 @@ def _check_config(args: argparse.Namespace, screen: CommandScreen) -> int:
         return errors.CONFIG
     if wrong:
         raise ConfigError(wrong)
-    problems = [render_problem(problem) for problem in (*settings.problems, *notes)]
+    found = (*settings.problems, *list_missing_programs(settings, os.environ), *notes)
+    code = _choose_exit_code(found)
+    problems = [render_problem(problem) for problem in found]
     if screen.json:
-        screen.print_json({"ok": True, "revision": settings.revision, "problems": problems})
-        return 0
+        screen.print_json({"ok": code == errors.DONE, "revision": settings.revision, "problems": problems})
+        return code
     file = str(home.config) if home.config.exists() else f"no {home.config}: all settings have their defaults"
-    screen.print_line(f"{screen.paint('ok', 'green')} · {format_count(len(settings.agents), 'agent')} · {file}")
+    state = screen.paint("ok", "green") if code == errors.DONE else screen.paint("not complete", "yellow")
+    screen.print_line(f"{state} · {format_count(len(settings.agents), 'agent')} · {file}")
     for problem in problems:
         where = f"{problem['file']}:{problem['line']}: " if problem["line"] else ""
         what = f"{problem['key']}: " if problem["key"] else ""
         state = "off" if problem["disables"] else "note"
         screen.print_line(f"{screen.paint(state, 'yellow')}  {escape_control(where + what + problem['message'])}")
         screen.print_line(f"  → {escape_control(problem['remedy'])}")
-    return 0
+    return code
+
+
+def _choose_exit_code(problems: Iterable[ConfigProblem]) -> int:
+    """Return what scripts decide by: 78 for a provider that does not exist, 1 if something else is missing."""
+    causes = {problem.cause for problem in problems} - {None}
+    if ProblemCause.UNKNOWN_PROVIDER in causes:
+        return errors.CONFIG
+    return errors.WRONG if causes else errors.DONE

@@ -89,6 +89,10 @@ def _print_reply(screen: CommandScreen, accepted: dict[str, Any], answer: ReplyW
                 f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), "`/retry` tries again"
             )
         return errors.WRONG
+    if answer.released and answer.notices:  # the notice says why the model cannot answer
+        text = f"stored as entry {answer.seq} of session {accepted['session']}. {answer.notices[-1]}"
+        screen.print_failure(text, "a running gateway answers it then: `everhold up`")
+        return errors.AGAIN
     if answer.released:
         screen.print_failure(
             f"stored as entry {answer.seq} of session {accepted['session']}; the model is not available now",

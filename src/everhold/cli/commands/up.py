@@ -12,10 +12,13 @@ from types import FrameType
 from typing import Final
 
 from everhold.app import DRAIN_SECONDS, GatewayApp, SystemClock, load_home_settings
+from everhold.assembly.machine_needs import list_unusable_agents
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, format_count
 from everhold.cli.systemd_notify import ServiceNotifier
+from everhold.config import ConfigError, Settings
 from everhold.config.edit import ensure_operator_token
+from everhold.config.errors import ProblemCause
 from everhold.config.settings import OPERATOR_TOKEN_ENV
 from everhold.errors import EverholdError, InvalidRequest, Refused
 from everhold.infra.home import Home
@@ -56,6 +59,7 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     home = find_home(args).create()
     _prepare_operator_token(home, screen)
     settings = load_home_settings(home, environ=os.environ, last_good=args.last_good)
+    _require_usable_agent(settings)
     shown = open(os.devnull, "w") if args.quiet else screen.err  # noqa: SIM115, ASYNC230  # as long as the process
     log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=shown)
     adopt_stdlib(log)
@@ -91,6 +95,19 @@ async def _run_gateway(args: argparse.Namespace, screen: CommandScreen, notify: 
     if app.fatal_error is not None:
         raise app.fatal_error
     return 0
+
+
+def _require_usable_agent(settings: Settings) -> None:
+    """Refuse to start if no agent can answer. If at least one can, the causes are logged and shown by `status`."""
+    unusable = list_unusable_agents(settings)
+    if len(unusable) < len(settings.agents):
+        return
+    causes = [problem for problem in settings.problems if problem.cause is not None]
+    if any(problem.cause is ProblemCause.UNKNOWN_PROVIDER for problem in causes):
+        raise ConfigError(causes)
+    why = "; ".join(f"{agent}: {reason}" for agent, reason in unusable.items())
+    remedies = "; ".join(dict.fromkeys(problem.remedy for problem in causes if problem.remedy))
+    raise Refused(f"no agent can answer: {why}", remedy=remedies or "everhold config check")
 
 
 def _prepare_operator_token(home: Home, screen: CommandScreen) -> None:

@@ -53,7 +53,7 @@ from everhold.core.people import PeopleDirectory
 from everhold.core.policy import ScopeOrigin, find_scope_origin
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall_blobs import pack_record, read_record
-from everhold.core.roles import PersonRole, ToolAccess, explain_lost_access, list_role_refusals
+from everhold.core.roles import ChatPlace, PersonRole, ToolAccess, explain_lost_access, list_role_refusals
 from everhold.core.turn import (
     SEND_LESS_REMEDY,
     START_OVER_REMEDY,
@@ -121,6 +121,8 @@ INBOX_POLL_SECONDS: Final = 1.0
 
 LOST_ACCESS_REASON: Final = "the sender may no longer speak in this chat"
 PARTED_REASON: Final = "an identity was unlinked from this person"
+MAX_CAUSE_CHARS: Final = 1_000
+"""How much of a cause and its remedy an owner is told in a chat."""
 RESTART_NOTICE: Final = "An identity was unlinked from you while I answered, so I start again."
 """Replaces the draft of a reply that the sender must not see."""
 WITHDRAWN_NOTICE: Final = "I stopped. An identity was unlinked from you meanwhile, so I show no part of my answer."
@@ -907,10 +909,7 @@ class TurnExecution:
         )
         notices: tuple[EntryBody, ...] = ()
         if self.origin is not None and (attempts == 1 or (task.release and await self._has_visible_draft())):
-            text = (
-                "The model cannot be reached right now. Your message is kept and will be answered. "
-                f"I retry in about {describe_duration(wait.seconds)}; /stop puts the message aside."
-            )
+            text = self._explain_wait(task, wait.seconds)
             notices = (Notified(text=text, about=OUTAGE_NOTICE, to=self.origin, parts=(text,)),)
         ended: tuple[EntryBody, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*notices, *ended)
@@ -930,6 +929,23 @@ class TurnExecution:
             await self.context.commit(Step.DELIVERY_RETRY, (), update=update)
         if self.runtime.waits_for:
             await model_waits.recheck_wait(self.gates, self.context.runtimes, self.context.wakeups, self.context.claim)
+
+    def _explain_wait(self, task: WaitForModel, seconds: float) -> str:
+        """Return what the chat is told about a message that waits. Only an owner who is alone hears the cause."""
+        if not task.remedy:
+            return (
+                "The model cannot be reached right now. Your message is kept and will be answered. "
+                f"I retry in about {describe_duration(seconds)}; /stop puts the message aside."
+            )
+        kept = "Your message is kept, and I answer it when that is done; /stop puts it aside."
+        role = find_policy_role(self.runtime, self.rights.role, self.rights.speakers)
+        if role is PersonRole.OWNER and self.rights.place is ChatPlace.DIRECT:
+            why, remedy = task.reason[:MAX_CAUSE_CHARS], task.remedy[:MAX_CAUSE_CHARS]
+            return f"I cannot answer, because my model is not set up correctly. {why}. What to do: {remedy}. {kept}"
+        return (
+            "I cannot answer, because my model is not set up correctly. The operator of this gateway has to act: "
+            f"`everhold status` names the cause. {kept}"
+        )
 
     async def _has_visible_draft(self) -> bool:
         """Return whether a draft of this turn may be visible, perhaps one of an earlier worker."""
