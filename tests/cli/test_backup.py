@@ -16,7 +16,7 @@ from everhold.app import GatewayApp, SystemClock
 from everhold.config import parse_settings
 from everhold.infra.backup_files import list_backups, list_increments
 from everhold.infra.home import Home
-from everhold.ports.store_files import StoreCopy, StoreIncrement
+from everhold.ports.store_files import CopyEnd, StoreCopy, StoreIncrement
 from everhold.telemetry.logs import open_log
 from tests.cli.command_home import CommandHome, wait_until
 
@@ -214,7 +214,7 @@ async def test_the_oldest_sound_backups_are_deleted_and_damaged_ones_stay(tmp_pa
         ) -> StoreIncrement | None:
             raise NotImplementedError
 
-        def read_last_blob_row(self, copy: Path) -> int:
+        async def find_copy_end(self, copy: Path) -> CopyEnd | None:
             raise NotImplementedError
 
     backups = StoreBackups(tmp_path, files=SmallFiles(), now=lambda: now[0])

@@ -26,7 +26,7 @@ class FilesWithoutRoom:
         assert files is not None
         self.files = files
         self.write_increment = files.write_increment
-        self.read_last_blob_row = files.read_last_blob_row
+        self.find_copy_end = files.find_copy_end
 
     async def make_copy(self, target: Path) -> StoreCopy:
         raise StoreFull("there is no room for a whole copy")

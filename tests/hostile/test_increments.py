@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Final
 import apsw
 import pytest
 
+from everhold.admin.backups import list_copies
 from everhold.errors import EverholdError
 from everhold.infra.backup_files import list_backups, list_increments
 from everhold.ports.store_files import IncrementFile
@@ -129,3 +131,65 @@ def test_a_chain_that_is_opened_unseen_is_noticed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(restore, "open_increment", open_unseen)
     _, raised = play(tmp_path, TRIED["trigger"])
     assert not isinstance(raised, EverholdError)
+
+
+# -- names in the directory --------------------------------------------------------------------------------------------
+
+
+def forge_bomb(path: Path) -> None:
+    shutil.copy(next(path.parent.glob("everhold-*.db")), path)
+    run_sql(f"alter table entries rename to e; create view entries as select e.* from e, ({BOMB})")(path)
+
+
+FORGERIES: Final[dict[str, Callable[[Path], object]]] = {
+    "empty": Path.touch,
+    "pipe": os.mkfifo,
+    "link to nothing": lambda path: path.symlink_to(path.with_name("nothing")),
+    "folder": Path.mkdir,
+    "database without an end": forge_bomb,
+}
+FORGED_NAMES: Final = (
+    "increment-1-999999999999-0-20200101T000000Z.db",
+    "increment-1-2-0-20200101T000000Z.db",
+    "everhold-19700101T000000Z-999999999999.db",
+    "everhold-19700101T000000Z-3.db",
+)
+
+
+@pytest.mark.parametrize("name", FORGED_NAMES)
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_a_name_in_the_directory_stops_no_increment(tmp_path: Path, name: str, kind: str) -> None:
+    async def play_forgery() -> None:
+        copied = CopiedHome(tmp_path)
+        await copied.scenario.open_session("s")
+        await copied.write("one")
+        await copied.backups.make_backup()
+        forged = copied.disk / name
+        FORGERIES[kind](forged)
+        for texts in (("two", "three"), ("four",)):
+            await copied.write(*texts)
+            assert await asyncio.wait_for(copied.backups.make_increment(), LIMIT_SECONDS) is not None
+        shutil.rmtree(forged) if forged.is_dir() else forged.unlink()
+        await copied.lose_disk()
+        copied.restore()
+        assert await copied.read_texts() == ["one", "two", "three", "four"]
+
+    asyncio.run(play_forgery())
+
+
+async def test_names_with_a_future_time_delete_no_backup_and_order_none(tmp_path: Path) -> None:
+    copied = CopiedHome(tmp_path)
+    await copied.scenario.open_session("s")
+    for number in range(3):
+        (copied.disk / f"everhold-20990101T00000{number}Z-{number}.db").touch()
+    await copied.write("one")
+    assert copied.backups.get_seconds_until_due(1) == 0
+    made = await copied.backups.make_backup()
+    copied.backups.prune(2)
+    assert made.path.exists()
+    assert copied.backups.get_seconds_until_due(1) > 0
+
+
+async def test_a_link_to_nothing_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "everhold-19700101T000000Z-3.db").symlink_to(tmp_path / "nothing")
+    assert [it["pos"] for it in list_copies(tmp_path)] == [3]

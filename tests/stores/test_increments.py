@@ -176,7 +176,7 @@ def test_increments_are_removed_with_the_backup_that_they_continue(tmp_path: Pat
         copied.backups.prune(2)
         left = list_increments(copied.disk)
         assert len(left) == 2
-        assert [len(find_chain(copied.disk, it.after_pos)) for it in left] == [1, 1]
+        assert [len(find_chain(list_increments(copied.disk), it.after_pos)) for it in left] == [1, 1]
         await copied.store.close()
 
     run_coroutine(play())

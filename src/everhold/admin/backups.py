@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from everhold.errors import Refused
-from everhold.infra.backup_files import find_chain, format_time, list_backups, list_increments
+from everhold.infra.backup_files import find_chain, format_time, identify_file, list_backups, list_increments
 from everhold.infra.home import publish_file
-from everhold.ports.store_files import IncrementFile, RestorePlan, StoreCopy, SupportsFileCopies
+from everhold.ports.store_files import CopyEnd, IncrementFile, RestorePlan, StoreCopy, SupportsFileCopies
+
+MAX_CHECKED_FILES: Final = 1_000
 
 
 class StoreBackups:
@@ -21,6 +23,8 @@ class StoreBackups:
         self.directory = directory
         self._files = files
         self._now = now
+        self._checked: dict[Path, tuple[tuple[int, ...], CopyEnd | None]] = {}
+        """What is known of the files that have the names of copies. A file that changed is looked at again."""
 
     async def make_backup(self, *, to: Path | None = None) -> StoreCopy:
         """Back up everything committed. A copy with contradictions is kept, too, and its name contains `.unsound`."""
@@ -38,8 +42,11 @@ class StoreBackups:
         return made._replace(path=made.path.rename(made.path.with_name(name + end)))
 
     def prune(self, keep: int) -> list[Path]:
-        """Delete all but the newest `keep` sound backups. Unsound ones stay, so that an operator can examine them."""
-        old = [backup.path for backup in list_backups(self.directory) if backup.is_sound][:-keep]
+        """Delete all but the newest `keep` sound backups. Unsound ones stay, so that an operator can examine them.
+
+        A name with a future time neither counts nor is deleted, because otherwise such files would replace all others.
+        """
+        old = [it.path for it in list_backups(self.directory) if it.is_sound and it.at <= self._now()][:-keep]
         for path in old:
             path.unlink(missing_ok=True)
         oldest = min((backup.pos for backup in list_backups(self.directory) if backup.is_sound), default=0)
@@ -50,16 +57,18 @@ class StoreBackups:
 
     async def make_increment(self) -> IncrementFile | None:
         """Copy what was committed after the last copy; None if nothing was, or there is no backup to continue."""
-        backups = [backup for backup in list_backups(self.directory) if backup.is_sound]
-        if self._files is None or not backups:
+        if self._files is None:
             return None
-        base = max(backups, key=lambda backup: backup.pos)
-        earlier, chain = list_increments(self.directory), find_chain(self.directory, base.pos)
-        after = chain[-1].upto_pos if chain else base.pos
-        rows = chain[-1].blob_row if chain else self._files.read_last_blob_row(base.path)
+        earlier = list_increments(self.directory)
+        last = await self._find_last_copy(earlier)
+        if last is None:
+            return None
         partial = self.directory / "increment.partial"
         made = await self._files.write_increment(
-            partial, after_pos=after, recent_pos=earlier[-1].after_pos if earlier else after, blob_row=rows
+            partial,
+            after_pos=last.pos,
+            recent_pos=max((it.after_pos for it in earlier if it.upto_pos <= last.pos), default=last.pos),
+            blob_row=last.blob_row,
         )
         if made is None:
             partial.unlink(missing_ok=True)
@@ -69,17 +78,41 @@ class StoreBackups:
         path = publish_file(partial, self.directory / name)
         return IncrementFile(path, made.after_pos, made.upto_pos, made.blob_row, at)
 
+    async def _find_last_copy(self, earlier: Sequence[IncrementFile]) -> CopyEnd | None:
+        """Return where the newest backup of this store ends, with its increments. Files that only have the name of one
+        are left out, so that a name cannot stop new increments.
+        """
+        ends = [await self._find_copy_end(it.path) for it in list_backups(self.directory) if it.is_sound]
+        base = max((end for end in ends if end is not None), default=None)
+        usable = list(earlier)
+        while base is not None and (chain := find_chain(usable, base.pos)):
+            end = await self._find_copy_end(chain[-1].path)
+            if end is not None and end.pos == chain[-1].upto_pos:
+                return CopyEnd(end.pos, chain[-1].blob_row)
+            usable.remove(chain[-1])
+        return base
+
+    async def _find_copy_end(self, path: Path) -> CopyEnd | None:
+        """Return where a copy of this store ends. A file is read again when it has changed."""
+        assert self._files is not None
+        identity = identify_file(path)
+        known = self._checked.get(path)
+        if known is None or known[0] != identity:
+            if len(self._checked) >= MAX_CHECKED_FILES:
+                self._checked.clear()
+            known = self._checked[path] = identity, await self._files.find_copy_end(path)
+        return known[1]
+
     def find_newest_pos(self) -> int:
         """The last pos of the newest sound backup, -1 if there is none."""
         return max((backup.pos for backup in list_backups(self.directory) if backup.is_sound), default=-1)
 
     def get_seconds_until_due(self, every_hours: float) -> float:
         """Seconds until the next backup is due."""
-        newest = max((backup.at for backup in list_backups(self.directory)), default=None)
         now = self._now()
-        if newest is None or newest > now:  # there is none yet, or the clock jumped
-            return 0.0
-        return max(0.0, newest + every_hours * 3600 - now)
+        # a time in the future is of another clock, or anybody's
+        newest = max((it.at for it in list_backups(self.directory) if it.at <= now), default=None)
+        return 0.0 if newest is None else max(0.0, newest + every_hours * 3600 - now)
 
 
 def list_copies(directory: Path) -> list[dict[str, Any]]:
@@ -89,7 +122,7 @@ def list_copies(directory: Path) -> list[dict[str, Any]]:
             "path": str(backup.path),
             "at": backup.at,
             "pos": backup.pos,
-            "bytes": backup.path.stat().st_size,
+            "bytes": backup.path.lstat().st_size,
             "sound": backup.is_sound,
         }
         for backup in list_backups(directory)

@@ -46,6 +46,7 @@ from everhold.config.values import (
     Usd,
     WritePolicy,
     build_value_error,
+    find_url_problem,
     insert_password,
     is_postgres_url,
     make_empty_mapping,
@@ -106,6 +107,11 @@ class StoreSettings(ConfigSection):
             raise build_value_error(
                 f"the value of {self.url_env} is not the address of a PostgreSQL database",
                 "for example postgresql://everhold:PASSWORD@db.example/everhold",
+            )
+        if self.secret_url is not None and (problem := find_url_problem(self.secret_url.reveal().strip())):
+            raise build_value_error(
+                f"the value of {self.url_env} {problem}",
+                "write % as %25, / as %2F and @ as %40; or use url and password_env",
             )
         return self
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import zoneinfo
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from everhold.config.errors import find_nearest
-from everhold.config.literals import is_env_name
+from everhold.config.literals import has_url_password, is_env_name
 
 T = TypeVar("T")
 
@@ -66,6 +67,9 @@ def _validate_timezone(text: str) -> str:
     return text
 
 
+_BROKEN_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
 def parse_timezone(text: str) -> datetime.tzinfo:
     if text == "UTC":
         return datetime.UTC
@@ -89,8 +93,10 @@ def _validate_store_url(text: str) -> str:
         raise build_value_error(
             "is not the address of a PostgreSQL database", "for example postgresql://everhold@db.example/everhold"
         )
-    if "password=" in text:
+    if has_url_password(text) or "password=" in unquote(text):
         raise build_value_error("holds a password", "take it out of the URL, and name its variable in password_env")
+    if problem := find_url_problem(text):
+        raise build_value_error(problem, "write % as %25, / as %2F and @ as %40")
     return text
 
 
@@ -99,6 +105,20 @@ def is_postgres_url(text: str) -> bool:
     scheme, found, rest = text.partition("://")
     path = rest.partition("?")[0].partition("/")[2]
     return scheme in ("postgresql", "postgres") and bool(found) and bool(path) and not any(map(str.isspace, text))
+
+
+def find_url_problem(url: str) -> str:
+    """Return why the address of a database would be read otherwise than it was meant; empty if it is clear.
+
+    With `/` or `@` in a password the driver takes a part of it for the server's or the database's name, and shows it.
+    """
+    _, _, rest = url.partition("://")
+    place, _, database = rest.partition("?")[0].partition("/")
+    if "@" in database or place.count("@") > 1:
+        return "contains `/` or `@` in the user or the password"
+    if _BROKEN_PERCENT.search(url):
+        return "contains a % that is not followed by two hexadecimal digits"
+    return ""
 
 
 def insert_password(url: str, password: str) -> str:

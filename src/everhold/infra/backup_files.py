@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +34,10 @@ def list_increments(directory: Path) -> list[IncrementFile]:
     return sorted(found, key=lambda it: (it.after_pos, it.upto_pos))
 
 
-def find_chain(directory: Path, pos: int) -> list[IncrementFile]:
-    """The increments that continue a copy which ends at `pos`, without a gap."""
+def find_chain(increments: Iterable[IncrementFile], pos: int) -> list[IncrementFile]:
+    """Those of the `increments`, in the order of the log, that continue a copy which ends at `pos`, without a gap."""
     chain: list[IncrementFile] = []
-    for it in list_increments(directory):
+    for it in increments:
         if it.after_pos <= pos < it.upto_pos:
             chain.append(it)
             pos = it.upto_pos
@@ -51,6 +52,15 @@ def list_backups(directory: Path) -> list[BackupFile]:
         if named is not None and (at := _find_time(named[1])) is not None:
             found.append(BackupFile(path, at, int(named[2]), not named[3]))
     return sorted(found, key=lambda backup: (backup.at, backup.path.name))
+
+
+def identify_file(path: Path) -> tuple[int, ...]:
+    """Return values that change when a file is replaced or written to; none if there is no file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return ()
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def list_set_aside(directory: Path) -> list[Path]:

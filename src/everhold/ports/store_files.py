@@ -52,6 +52,13 @@ class BackupFile(NamedTuple):
     is_sound: bool
 
 
+class CopyEnd(NamedTuple):
+    """Where a copy of a store ends."""
+
+    pos: int
+    blob_row: int
+
+
 class IncrementFile(NamedTuple):
     """What was committed between two positions, as described by its file name."""
 
@@ -166,8 +173,11 @@ class SupportsFileCopies(Protocol):
     ) -> StoreIncrement | None:
         """Write what was committed after `after_pos` to a file; None if there is nothing."""
 
-    def read_last_blob_row(self, copy: Path) -> int:
-        """The last row of the files that a copy contains."""
+    async def find_copy_end(self, copy: Path) -> CopyEnd | None:
+        """Where a copy or an increment of this store ends; None if the file is none of this store.
+
+        Anybody who may write to the directory can give a file any name, so the content decides.
+        """
 
 
 class OpenStore(Store, Protocol):

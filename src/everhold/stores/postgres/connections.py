@@ -41,10 +41,12 @@ def build_conninfo(url: str) -> str:
     """Return the connection string with our defaults. With several hosts, the one that accepts writes is used."""
     try:
         given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
+    except psycopg.ProgrammingError:
+        # the driver's message quotes parts of the address, and so the password
         raise InvalidRequest(
-            f"store.url cannot be read: {error}", remedy="write postgresql://user@host:5432/database"
-        ) from error
+            "store.url cannot be read",
+            remedy="write postgresql://user@host:5432/database, and % as %25, / as %2F and @ as %40 in a password",
+        ) from None
     values = {**_DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
     if "," in str(values.get("host", "")):
         values.setdefault("target_session_attrs", "read-write")

@@ -8,7 +8,7 @@ from typing import Final
 import apsw
 
 from everhold.errors import StoreDamaged, StoreError
-from everhold.ports.store_files import IncrementFile, StoreCopy
+from everhold.ports.store_files import CopyEnd, IncrementFile, StoreCopy
 from everhold.stores.sqlite import connect, damage, migrate, snapshot
 from everhold.stores.sqlite.errors import build_damaged_error, translate_error
 
@@ -61,6 +61,30 @@ def open_increment(it: IncrementFile) -> apsw.Connection:
     except UnicodeDecodeError as error:
         raise StoreDamaged(f"a text in the increment {it.path} is no UTF-8", remedy=MOVE_INCREMENT) from error
     return db
+
+
+def find_copy_end(db: apsw.Connection, path: Path) -> CopyEnd | None:
+    """Return where a copy or an increment of the store `db` ends; None if its last entry is none of this store.
+
+    The file may be anything, because only its name is known.
+    """
+    if not path.is_file():
+        return None
+    try:
+        migrate.inspect_header(path)
+        copy = connect.open_for_reading(path)
+        try:
+            migrate.refuse_foreign_schema(copy, path)
+            last = copy.execute("select pos, session, seq from entries order by pos desc limit 1").get
+            row: int = copy.execute("select coalesce(max(rowid), 0) from blobs").get
+        finally:
+            copy.close()
+    except (apsw.Error, StoreError, OSError, UnicodeDecodeError):
+        return None
+    if last is None:
+        return CopyEnd(0, row)
+    own = db.execute("select pos, session, seq from entries where pos = ?", last[:1]).get
+    return CopyEnd(last[0], row) if own == last else None
 
 
 def _refuse_wrong_positions(db: apsw.Connection, it: IncrementFile) -> None:

@@ -13,7 +13,7 @@ import apsw
 
 from everhold.core.erasure import is_erasure_line
 from everhold.errors import EverholdError, InvalidRequest, NotFound, StoreDamaged, StoreError
-from everhold.infra.backup_files import find_chain, format_time, list_backups
+from everhold.infra.backup_files import find_chain, format_time, identify_file, list_backups, list_increments
 from everhold.infra.home import Home, add_missing_lines, check_disk_space, sync_path
 from everhold.ports.clock import RandomSource
 from everhold.ports.store_files import RestorePlan, RestoreResult, StoreCopy
@@ -37,10 +37,10 @@ def plan_restore(home: Home, *, source: str = "", at: str = "", directory: Path 
         directory, source = Path(source).expanduser(), ""
     present, damage = _inspect_current(home)
     chosen = _choose_source(home, source, at, present, directory)
-    identity = _identify_file(chosen)
+    identity = identify_file(chosen)
     holds = inspect_copy(chosen)
     uses_increments = not source and chosen != home.store and (present is None or bool(at))
-    chain = find_chain(directory, holds.pos) if uses_increments else []
+    chain = find_chain(list_increments(directory), holds.pos) if uses_increments else []
     for it in chain:
         open_increment(it).close()
     upto = _find_pos([chosen, *(it.path for it in chain)], at) if at else None
@@ -63,15 +63,6 @@ def plan_restore(home: Home, *, source: str = "", at: str = "", directory: Path 
     )
 
 
-def _identify_file(path: Path) -> tuple[int, ...]:
-    """Return values that change when a file is replaced or written to; none if there is no file."""
-    try:
-        state = path.stat()
-    except OSError:
-        return ()
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-
-
 def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSource) -> RestoreResult:
     """Run a restore. The caller holds the home's lock. After every step there is either the complete old store, or one
     that is refused with a remedy.
@@ -88,7 +79,7 @@ def restore_store(home: Home, what: RestorePlan, *, now: float, chance: RandomSo
     reached = read_last_seqs(home.store)
     set_aside = _set_current_aside(home, what, now=now)
     _copy_store(what.source, new)
-    if _identify_file(what.source) != what.source_identity:
+    if identify_file(what.source) != what.source_identity:
         new.unlink()
         raise StoreError(
             f"{what.source} changed while it was being restored", remedy="nothing was changed; check it, and try again"

@@ -47,7 +47,7 @@ from everhold.ports.store import (
     StateRecord,
     Step,
 )
-from everhold.ports.store_files import StoreCopy, StoreIncrement
+from everhold.ports.store_files import CopyEnd, StoreCopy, StoreIncrement
 from everhold.stores import verify
 from everhold.stores.notifier import LocalNotifier
 from everhold.stores.sqlite import (
@@ -65,7 +65,6 @@ from everhold.stores.sqlite import (
     operations,
     people,
     reservations,
-    restore,
     sessions,
     snapshot,
     spending,
@@ -706,9 +705,9 @@ class SqliteStore:
             )
         )
 
-    def read_last_blob_row(self, copy: Path) -> int:
-        """The last row of the files that a copy contains."""
-        return restore.query_number(copy, "select max(rowid) from blobs")
+    async def find_copy_end(self, copy: Path) -> CopyEnd | None:
+        """Where a copy or an increment of this store ends; None if the file is none of this store."""
+        return await self._read_in_thread(lambda db: copies.find_copy_end(db, copy))
 
     async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         found = self._fetch_rows("select session, seq, op from entries where dedup = ?", (dedup,))
