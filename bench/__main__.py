@@ -25,6 +25,7 @@ from bench.kept_words import kept_words_rows
 from bench.many_sessions import many_sessions_rows
 from bench.matrix import matrix_rows
 from bench.memories import memory_rows
+from bench.monitoring import monitoring_rows
 from bench.peers import peer_rows
 from bench.platform_cost import platform_cost_rows
 from bench.plugin_processes import plugin_process_rows
@@ -65,6 +66,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "draining": draining_rows,
     "destroyed-disk": destroyed_disk_rows,
     "audit": audit_rows,
+    "monitoring": monitoring_rows,
     "postgres": postgres_rows,
 }
 

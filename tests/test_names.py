@@ -443,10 +443,10 @@ UNITS = {"seconds", "bytes", "tokens", "usd", "total", "ratio", "items", "chars"
 """How the name of a metric may end. A metric without a unit counts the noun that it names."""
 COUNTED = set(
     "accounts_held agents cursors_due cursors_failing dead_letters dead_letters_in_doubt hosts http_streams "
-    "messages_held messages_pending".split()
+    "leases_held messages_held messages_pending receipts_in_doubt".split()
 )
-FLAGS = {"draining", "memory_failing", "ready"}
-"""1 or 0."""
+FLAGS = {"draining", "info", "memory_failing", "platform_connected", "promise_broken", "ready"}
+"""1 or 0, or how many findings say so."""
 
 
 def find_metric_problem(metric: MetricDefinition) -> str:

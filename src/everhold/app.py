@@ -18,6 +18,7 @@ from everhold import __version__
 from everhold.admin.backups import StoreBackups, list_copies, render_copy
 from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
+from everhold.admin.monitoring import GatewayMonitor, ProcessState
 from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
@@ -411,6 +412,16 @@ class GatewayApp:
             wipe_index=lambda: self.index.wipe_erased(self.store),
         )
         self.memory_admin.personal_data.remove_folders = self.toolbox.workspaces.remove_folders_of
+        self.monitor = GatewayMonitor(
+            self.gates,
+            home=home.path,
+            get_backup_directory=lambda: self.backups.directory,
+            has_backups=self.store.files is not None,
+            has_grown=self._has_grown,
+            list_hosts=self.hosts.list_hosts,
+            describe=self._describe_process,
+        )
+        self.session_admin.on_audit = self.monitor.record_audit
 
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
@@ -507,6 +518,7 @@ class GatewayApp:
             ("hosts", self.hosts.keep_renewing),
             ("held", self._keep_taking_over),
             ("shared_records", self._keep_shared_records),
+            ("loop_lag", self.monitor.keep_probing_loop),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -571,6 +583,7 @@ class GatewayApp:
                 confirm_tools=self.confirm_tools,
                 take_note=self.quotas.take_note,
                 count_refusals=self._count_refusals,
+                collect_metrics=self.monitor.collect,
                 describe_hosts=self._describe_hosts,
                 drain=self.request_drain,
                 whisper=self.admission.send_outside_session,
@@ -620,6 +633,7 @@ class GatewayApp:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
+        await self.monitor.close()
         await self.admission.close_sends()
         await self.quotas.close()
         await self.accounts.close()
@@ -696,6 +710,20 @@ class GatewayApp:
             "draining": self.hosts.is_draining,
             "held_accounts": self.accounts.list_held(),
         }
+
+    def _describe_process(self) -> ProcessState:
+        return ProcessState(
+            version=__version__,
+            store_kind="sqlite" if self.store.files is not None else "postgresql",
+            accounts={(it["platform"], it["account"]): it["listening"] for it in self.accounts.describe()},
+            held_accounts=self.accounts.list_held(),
+            held_cursors=self.supervisor.workers_by_consumer,
+            agents=len(self.agents.settings.agents),
+            today=self.agents.get_today(),
+            is_draining=self.hosts.is_draining,
+            is_ready=not self._explain_not_accepting(),
+            trace_behind_seconds=0.0,
+        )
 
     async def _describe_hosts(self) -> dict[str, Any]:
         """The hosts of a shared store, for `everhold hosts`."""

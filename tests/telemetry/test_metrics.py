@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from everhold.telemetry.metrics import COMMITS_TOTAL, METRICS, TURNS_TOTAL, MetricDefinition, render_prometheus
+from everhold.telemetry.metrics import (
+    COMMITS_TOTAL,
+    METRICS,
+    TURNS_TOTAL,
+    MetricDefinition,
+    MetricValue,
+    render_prometheus,
+)
+from everhold.telemetry.reference import render_reference
 
 
-def render(**values: float | Mapping[str, float]) -> list[str]:
+def render(**values: MetricValue) -> list[str]:
     """The lines of these values, with nothing or zero for all other metrics."""
-    whole: dict[MetricDefinition, float | Mapping[str, float]] = {
-        metric: values.get(metric.name, {} if metric.label else 0) for metric in METRICS
+    whole: dict[MetricDefinition, MetricValue] = {
+        metric: values.get(metric.name, {} if metric.labels else 0) for metric in METRICS
     }
     return render_prometheus(whole).splitlines()
 
@@ -45,3 +53,10 @@ def test_a_value_is_not_rounded(value: float, shown: str) -> None:
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(KeyError):
         render_prometheus({})
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/metrics.md"
+    assert page.read_text() == render_reference(), (
+        "run python -m everhold.telemetry.reference > docs/reference/metrics.md"
+    )

@@ -12,7 +12,10 @@ FILE = Path(__file__).parent / "published_names.txt"
 
 def list_names() -> list[str]:
     events = [f"event {event.value}" for event in LogEvent]
-    return [*events, *(f"metric {metric.full_name} {metric.kind} {metric.label}".rstrip() for metric in METRICS)]
+    return [
+        *events,
+        *(f"metric {metric.full_name} {metric.kind} {' '.join(metric.labels)}".rstrip() for metric in METRICS),
+    ]
 
 
 def test_events_and_metrics_are_named_as_before() -> None:

@@ -103,6 +103,8 @@ class SessionAdmin:
         self.runtimes = runtimes
         self.erasures = erasures
         self.search_index = search_index
+        self.on_audit: Callable[[audit.AuditReport], None] = _ignore_report
+        """Receives the result of every audit of the whole store."""
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +241,10 @@ class SessionAdmin:
     ) -> audit.AuditReport:
         """Audit one session, or the whole store."""
         session = await self.find_session(name) if name else None
-        return await audit.audit_store(self.store, session, report_progress)
+        report = await audit.audit_store(self.store, session, report_progress)
+        if session is None:
+            self.on_audit(report)
+        return report
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -629,3 +634,6 @@ def render_dead_letter(item: DeadLetter) -> dict[str, Any]:
         "in_doubt": item.in_doubt,
         "at": item.at,
     }
+
+
+def _ignore_report(report: audit.AuditReport) -> None: ...

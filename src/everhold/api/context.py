@@ -31,6 +31,7 @@ from everhold.platforms import http
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import IncomingMessage
 from everhold.ports.store import Session, Store
+from everhold.telemetry.metrics import MetricDefinition, MetricValue
 
 if TYPE_CHECKING:
     from everhold.api.reply_wait import FinalReply
@@ -75,6 +76,8 @@ class GatewayServices:
     take_note: Callable[[str, PersonRole, ChatLocation, int], Awaitable[QuotaRefusal | None]]
     """(identity, role, chat, size) -> the quota that refuses a note."""
     count_refusals: Callable[[], RefusalCounts]
+    collect_metrics: Callable[[], Awaitable[dict[MetricDefinition, MetricValue]]]
+    """Returns the metrics of the process and its store."""
     describe_hosts: Callable[[], Awaitable[dict[str, Any]]]
     """Returns the hosts of a shared store, and what each holds."""
     drain: Callable[[], Awaitable[None]]

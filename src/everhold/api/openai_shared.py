@@ -223,6 +223,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
                 context.control.gates,
                 runtime.models,
                 request,
+                agent=runtime.agent,
                 deadline=runtime.model_deadline_seconds,
                 record=_to_thought,
                 on_text=on_text,

@@ -33,6 +33,7 @@ REKEY: Final = "rekey"
 """The kind of the consumers that move a person's items in a memory to another peer."""
 
 MEMORY_PREFIX: Final = f"{MEMORY}:"
+PLATFORM_PREFIX: Final = f"{PLATFORM}:"
 BACKFILL_PREFIX: Final = f"{BACKFILL}:"
 
 ReplyPart: TypeAlias = str | Attachment

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from everhold.core.attachments import build_attachment
-from everhold.core.entries import Returned, Thought, strip_surrogates, strip_surrogates_deep
+from everhold.core.entries import ModelUsage, Returned, Thought, strip_surrogates, strip_surrogates_deep
 from everhold.core.turn import (
     ModelAnswered,
     ModelUnreachable,
@@ -35,6 +35,8 @@ from everhold.errors import (
 )
 from everhold.ports.model import Model, ModelRequest, ModelResponse
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
+from everhold.telemetry.metric_registry import MetricRegistry
+from everhold.telemetry.metrics import COST_USD_TOTAL, MODEL_SECONDS, TOKENS_TOTAL, TOOL_SECONDS
 
 T = TypeVar("T")
 
@@ -49,6 +51,7 @@ async def ask_models(
     models: Sequence[Model],
     request: ModelRequest,
     *,
+    agent: str,
     deadline: float,
     record: Callable[[ModelResponse], Thought],
     on_text: Callable[[str | None], None] | None = None,
@@ -56,7 +59,7 @@ async def ask_models(
     """Ask the first model, and the next one if it cannot answer. A repeated model call is harmless, so a lost answer
     is, too.
 
-    `on_text` receives the text as it grows, and None if the text so far is discarded.
+    `agent` is for whom it is asked. `on_text` receives the text as it grows, and None if the text so far is discarded.
     """
     reasons: list[str] = []
     waits: list[float] = []
@@ -64,7 +67,9 @@ async def ask_models(
     refusals = 0
     for model in models:
         try:
-            answer = await _ask_one_model(gates, model, request, deadline=deadline, on_text=on_text)
+            with gates.metrics.time_call(MODEL_SECONDS, model.name):
+                answer = await _ask_one_model(gates, model, request, deadline=deadline, on_text=on_text)
+            _count_usage(gates.metrics, agent, model.name, answer.usage)
         except TooLong as error:
             return RequestTooLong(reason=str(error))
         except (Overloaded, Transient) as error:
@@ -88,6 +93,13 @@ async def ask_models(
     # Another model may answer later by itself, unless every one of them needs an operator.
     remedy = "; ".join(dict.fromkeys(remedies)) if len(remedies) == len(models) else ""
     return ModelUnreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None, remedy=remedy)
+
+
+def _count_usage(metrics: MetricRegistry, agent: str, model: str, usage: ModelUsage) -> None:
+    fresh = usage.input - usage.cached
+    for type_, tokens in (("input", fresh), ("cached", usage.cached), ("output", usage.output)):
+        metrics.count(TOKENS_TOTAL, agent, model, type_, amount=max(tokens, 0))
+    metrics.count(COST_USD_TOTAL, agent, model, amount=max(usage.usd, 0.0))
 
 
 async def _ask_one_model(
@@ -138,7 +150,9 @@ async def run_tool(
         text = f"{task.call.tool} was not run: its arguments are not a JSON object. Call it again with all arguments."
         result = strip_surrogates_deep(ToolResult(text=f"{text} They were: {written[:MAX_ECHOED_CHARS]}", error=True))
     else:
-        result = strip_surrogates_deep(await _attempt_tool(gates, tool, task, context, still_ours))
+        with gates.metrics.time_call(TOOL_SECONDS, tool.spec.name) as timer:
+            result = strip_surrogates_deep(await _attempt_tool(gates, tool, task, context, still_ours))
+            timer.outcome = "error" if result.error else "done"
     files = tuple(build_attachment(file.data, name=file.name, media=file.media) for file in result.files)
     returned = Returned(
         call=task.call.id, text=result.text, error=result.error, files=files, attached=tuple(result.attached)

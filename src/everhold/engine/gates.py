@@ -16,6 +16,8 @@ from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.hosts import CommitHint
 from everhold.ports.log import EventLogger
 from everhold.ports.store import Change, Claim, CommitResult, Step, Store, Wakeup
+from everhold.telemetry.metric_registry import MetricRegistry
+from everhold.telemetry.metrics import COMMIT_SECONDS
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ class Gates:
         self.chance = chance
         self.log = log
         self.owner = owner
+        self.metrics = MetricRegistry(clock)
 
     async def commit(self, change: Change) -> CommitResult:
         """Commit for a worker, and retry as long as the store is full or busy.
@@ -40,7 +43,10 @@ class Gates:
         report a failure (a platform, an operator) use the store directly.
         """
         try:
-            return await self.retry_write(lambda: self.store.commit(change))
+            since = self.clock.monotonic()
+            done = await self.retry_write(lambda: self.store.commit(change))
+            self.metrics.observe(COMMIT_SECONDS, self.clock.monotonic() - since)
+            return done
         except OutcomeUnknown as error:
             if change.cursor is not None and change.cursor.wait is not None and change.cursor.wait.mandatory:
                 error.requested_wait = change.cursor.wait.seconds

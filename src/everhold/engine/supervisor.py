@@ -45,6 +45,7 @@ from everhold.errors import (
     StoreError,
 )
 from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup, name_cursor
+from everhold.telemetry.metrics import CLAIM_LAG_SECONDS, LEASE_LOST_TOTAL, LEASE_TAKEOVERS_TOTAL
 
 LEASE_SECONDS: Final = 120.0
 """Longer than the deadline of any outbound call with its wait, so a lease does not expire while a worker waits for an
@@ -409,12 +410,14 @@ class WorkerSupervisor:
         """Work on a cursor; return whether nothing is left to do in it."""
         log = self.gates.log.bind(session=claim.session, consumer=claim.consumer)
         await self._wait_for_start()
+        self._measure_claim(claim)
         try:
             is_idle = await self._work_on_cursor(claim)
             self._failures_in_row.pop(claim.name, None)
             return is_idle
         except LeaseLost:
             log.info("lease.lost")
+            self.gates.metrics.count(LEASE_LOST_TOTAL, consumers.parse_consumer(claim.consumer).kind)
             # Perhaps only the operation was lost, because another worker ended it. In that case the cursor is still
             # ours to release.
             await self._release_cursor(claim, "", seconds=0.0, attempts=claim.cursor.attempts)
@@ -442,6 +445,14 @@ class WorkerSupervisor:
             return None
         self.expect_strays()
         return error.requested_wait
+
+    def _measure_claim(self, claim: Claim) -> None:
+        kind, cursor = consumers.parse_consumer(claim.consumer).kind, claim.cursor
+        if cursor.since is not None:
+            lag = self.gates.clock.now() - cursor.since - cursor.wait
+            self.gates.metrics.observe(CLAIM_LAG_SECONDS, lag, kind)
+        if claim.taken_over:
+            self.gates.metrics.count(LEASE_TAKEOVERS_TOTAL, kind)
 
     async def _wait_for_start(self) -> None:
         """If many workers run, start only a few with each round of the event loop, so that new messages are accepted in

@@ -48,6 +48,7 @@ from everhold.ports.store import (
     Wakeup,
     make_state_scope,
 )
+from everhold.telemetry.metrics import ACCEPT_SECONDS
 
 AdmitMessage: TypeAlias = Callable[[IncomingMessage], Awaitable[AdmissionDecision]]
 """Decides who the sender is and whether the message is accepted, by the configuration and the known people."""
@@ -117,10 +118,14 @@ class MessageAcceptor:
         """By scope and key."""
 
     async def __call__(self, incoming: IncomingMessage) -> AcceptResult:
-        incoming = sanitize_ids(incoming)
+        incoming, since = sanitize_ids(incoming), self.gates.clock.monotonic()
         for _ in range(MOST_CONFLICTS):
             try:
-                return await self._accept_admitted(incoming, await self.admit(incoming))
+                result = await self._accept_admitted(incoming, await self.admit(incoming))
+                self.gates.metrics.observe(
+                    ACCEPT_SECONDS, self.gates.clock.monotonic() - since, incoming.origin.platform
+                )
+                return result
             except DecisionOutdated:
                 continue
         raise _build_unsettled(incoming)

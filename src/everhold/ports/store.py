@@ -20,6 +20,7 @@ from everhold.core.inbox import PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
 from everhold.ports.hosts import AccountClaim, AccountLease, CommitNotifier, HostRecord, HostStatus
+from everhold.ports.measurements import ConsumerBacklog, StoreLoad
 
 CURSOR_SEPARATOR: Final = "\t"
 """Separates consumer and session in the name of a cursor. No consumer's name contains it."""
@@ -821,6 +822,13 @@ class Store(Protocol):
         the oldest first."""
 
     # -- the whole store
+    async def measure_load(self) -> StoreLoad:
+        """Count what waits, by consumer. It costs one row of an index for each waiting cursor, off the event loop."""
+
+    async def measure_backlogs(self) -> list[ConsumerBacklog]:
+        """Find what memories and platforms have yet to receive. It reads every session that is behind, off the event
+        loop."""
+
     async def verify(self, session: str | None = None) -> list[str]:
         """Contradictions in the store: gaps, wrong digests, wrong derived rows. Empty if the store is sound."""
 

@@ -42,6 +42,7 @@ from everhold.errors import Conflict, Refused
 from everhold.ports.log import EventLogger
 from everhold.ports.model import ModelRequest
 from everhold.ports.store import Change, Claim, CursorUpdate, Operation, RetryDelay, Session, Step, Store, Wakeup
+from everhold.telemetry.metrics import COMPRESSION_SECONDS
 
 MAX_REFUSALS: Final = 5
 """How often in a row a background compression is tried. Every try is an operation in the log."""
@@ -149,9 +150,12 @@ class SessionCompressor:
         log = self._bind_log(op, began)
         log.info("compression.started", tokens=plan.tokens_before)
         try:
-            return await self._make_summary(
-                session, plan, op=op, trigger=trigger, messages=messages_, focus=focus, log=log
-            )
+            with self.gates.metrics.time_call(COMPRESSION_SECONDS, self.runtime.agent) as timer:
+                outcome = await self._make_summary(
+                    session, plan, op=op, trigger=trigger, messages=messages_, focus=focus, log=log
+                )
+                timer.outcome = outcome
+            return outcome
         finally:
             for reservation in self.reservation:
                 reservation.release()
@@ -245,6 +249,7 @@ class SessionCompressor:
             self.gates,
             (runtime.summariser,),
             request,
+            agent=runtime.agent,
             deadline=SUMMARY_DEADLINE_SECONDS,
             record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
         )

@@ -426,7 +426,7 @@ class JobWorker:
             raise JobFailed(str(error), can_retry=False) from error
         self.reservation.append(reservation)
         event: TurnEvent = await effects.ask_models(
-            self.gates, runtime.models, request, deadline=JOB_DEADLINE_SECONDS, record=record
+            self.gates, runtime.models, request, agent=runtime.agent, deadline=JOB_DEADLINE_SECONDS, record=record
         )
         match event:
             case ModelAnswered(thought):

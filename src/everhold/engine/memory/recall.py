@@ -39,6 +39,7 @@ from everhold.engine.recall_records import get_entry_text
 from everhold.errors import EverholdError
 from everhold.ports.memory import MemoryHit, MemoryQuery
 from everhold.ports.store import CitedEntry, Session, Store
+from everhold.telemetry.metrics import RECALL_SECONDS
 
 MIN_HITS: Final = 40
 TOKENS_PER_HIT: Final = 16
@@ -411,9 +412,10 @@ async def _ask_memory(
     if provider is None:
         return None
     try:
-        return await deliver_outside(
-            f"recall from {name}", lambda: provider.find(query), gates, deadline=runtime.recall_seconds
-        )
+        with gates.metrics.time_call(RECALL_SECONDS, name):
+            return await deliver_outside(
+                f"recall from {name}", lambda: provider.find(query), gates, deadline=runtime.recall_seconds
+            )
     except EverholdError as error:
         gates.log.warning("recall.failed", memory=name, session=query.session, error=str(error))
         return None

@@ -31,6 +31,7 @@ from everhold.ports.store import (
     Step,
     Wakeup,
 )
+from everhold.telemetry.metrics import DELIVERY_SECONDS
 
 MAX_BLIND_RESENDS: Final = 3
 """How often a batch that may have arrived is sent again if the destination cannot tell."""
@@ -365,9 +366,10 @@ class DeliveryWorker:
             # We may have stalled past the deadline, so confirm the claim before sending.
             return await self._begin_attempt(batch, attempt.in_flight, in_doubt=attempt.in_doubt)
         try:
-            remotes = await deliver_outside(
-                self.claim.consumer, lambda: destination.deliver(batch), self.gates, deadline=left
-            )
+            with self.gates.metrics.time_call(DELIVERY_SECONDS, self.claim.consumer):
+                remotes = await deliver_outside(
+                    self.claim.consumer, lambda: destination.deliver(batch), self.gates, deadline=left
+                )
         except Transient as error:
             return await self._retry_later(batch, structs.replace(attempt.in_flight, state="unsent"), error)
         except (Refused, PartiallyDone) as error:

@@ -115,6 +115,7 @@ from everhold.ports.store import (
     Wakeup,
 )
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
+from everhold.telemetry.metrics import ANSWER_SECONDS, FIRST_WORDS_SECONDS
 
 INBOX_POLL_SECONDS: Final = 1.0
 """How often a running turn checks its inbox without a wakeup."""
@@ -295,6 +296,8 @@ class TurnExecution:
         self.reservation: BudgetReservation | None = None
         """The reservation for the last model call, until its cost is committed."""
         self.log = context.log
+        self.has_shown_words = False
+        """Some text of the answer was shown."""
 
     async def begin(
         self,
@@ -568,6 +571,7 @@ class TurnExecution:
             self.gates,
             self.runtime.models,
             prepared.request,
+            agent=self.session.agent,
             deadline=self.runtime.model_deadline_seconds,
             record=functools.partial(self._build_thought, prepared),
             on_text=self._make_text_callback(self.draft, grown),
@@ -642,12 +646,20 @@ class TurnExecution:
 
         def on_text(piece: str | None) -> None:
             grown.append(piece or "")
+            if piece and not self.has_shown_words:
+                self.has_shown_words = True
+                self.gates.metrics.observe(FIRST_WORDS_SECONDS, self._get_seconds_since_message(), self.session.agent)
             if draft is not None:
                 draft.add_text(piece)
             if watcher is not None:
                 watcher(self.session.id, self.op, piece)
 
         return on_text
+
+    def _get_seconds_since_message(self) -> float:
+        """Return how long ago the first message that the turn answers was committed."""
+        now = self.gates.clock.now()
+        return now - min((entry.at for entry in self.heard.values()), default=now)
 
     async def _ask_within_budget(
         self, asked: Coroutine[Any, Any, TurnEvent], weight: int, draft: ReplyDraft | None
@@ -987,6 +999,9 @@ class TurnExecution:
             self._append_step(seq, body)
         if self.cached_context.generation == done.generation and task.ended.outcome not in RELEASING_OUTCOMES:
             self.context.contexts.put(self.session.id, self.cached_context.with_turn(self._build_current_turn()))
+        self.gates.metrics.observe(
+            ANSWER_SECONDS, self._get_seconds_since_message(), self.session.agent, task.ended.outcome
+        )
         self.log.info(
             "turn.completed", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output
         )

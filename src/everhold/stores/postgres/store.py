@@ -13,6 +13,7 @@ import psycopg
 
 from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.budget import BudgetHold, BudgetRefusal
+from everhold.core.consumers import MEMORY_PREFIX
 from everhold.core.entries import Entry, EntryKind, Heard
 from everhold.core.hosts import build_commit_hint
 from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
@@ -21,6 +22,7 @@ from everhold.core.quotas import WaitingCount
 from everhold.errors import InvalidRequest, NotFound
 from everhold.ports.clock import RandomSource
 from everhold.ports.hosts import AccountClaim, AccountLease, HostRecord, HostStatus
+from everhold.ports.measurements import ConsumerBacklog, StoreLoad
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -48,6 +50,7 @@ from everhold.stores.postgres import (
     deliveries,
     entries,
     hosts,
+    measurements,
     operations,
     people,
     reservations,
@@ -657,6 +660,19 @@ class PostgresStore:
         self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
     ) -> StoreAudit:
         return await checks.audit_snapshot(self._connector, session, report_progress)
+
+    async def measure_load(self) -> StoreLoad:
+        return measurements.build_load(
+            await self._fetch(measurements.SELECT_CONSUMERS, {"now": self._read_test_clock()}),
+            await self._fetch(measurements.SELECT_DEAD, ()),
+            await self._fetch(measurements.SELECT_SUMS, ()),
+        )
+
+    async def measure_backlogs(self) -> list[ConsumerBacklog]:
+        return measurements.build_backlogs(
+            await self._fetch(cursors.SELECT_BACKLOG, (MEMORY_PREFIX,)),
+            await self._fetch(measurements.SELECT_OUTBOX, measurements.OUTBOX_VALUES),
+        )
 
     def count_round_trips(self) -> int:
         """Return how often this store has waited for the server so far, for tests and benches."""

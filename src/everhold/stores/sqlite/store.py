@@ -26,6 +26,7 @@ from everhold.core.quotas import WaitingCount
 from everhold.errors import InvalidRequest, NotFound, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.hosts import AccountClaim, AccountLease, HostRecord, HostStatus
+from everhold.ports.measurements import ConsumerBacklog, StoreLoad
 from everhold.ports.store import (
     BudgetSpend,
     Change,
@@ -61,6 +62,7 @@ from everhold.stores.sqlite import (
     entries,
     hosts,
     increments,
+    measurements,
     migrate,
     operations,
     people,
@@ -681,11 +683,14 @@ class SqliteStore:
     async def audit(
         self, session: str | None = None, report_progress: ReportProgress = lambda done, total: None
     ) -> StoreAudit:
-        with self.writer.allow_long_read():
-            found = await self._read_in_thread(lambda db: snapshot.audit_snapshot(db, session, report_progress))
-        if self.writer.scrub_needed:
-            await self.ping_writer()  # an erasure meanwhile could not empty the write-ahead log
-        return found
+        return await self._read_long(lambda db: snapshot.audit_snapshot(db, session, report_progress))
+
+    async def measure_load(self) -> StoreLoad:
+        now = self._now()
+        return await self._read_long(lambda db: measurements.measure_load(db, self.path, now=now))
+
+    async def measure_backlogs(self) -> list[ConsumerBacklog]:
+        return await self._read_long(measurements.measure_backlogs)
 
     async def make_backup(self, target: Path) -> Path:
         """Copy everything committed into one file at `target`, or beside it if that exists. Return its path."""
@@ -741,6 +746,14 @@ class SqliteStore:
             raise translate_error(error, self.path) from error
         except UnicodeEncodeError as error:
             raise build_invalid_name_error(error) from error
+
+    async def _read_long(self, read: Callable[[apsw.Connection], T]) -> T:
+        """Run a read on another thread, for which no commit waits."""
+        with self.writer.allow_long_read():
+            found = await self._read_in_thread(read)
+        if self.writer.scrub_needed:
+            await self.ping_writer()  # an erasure meanwhile could not empty the write-ahead log
+        return found
 
     async def _read_in_thread(self, read: Callable[[apsw.Connection], T]) -> T:
         """Run a long read on another thread, with its own connection."""

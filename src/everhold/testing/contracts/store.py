@@ -21,6 +21,7 @@ from everhold.ports.store import BudgetSpend, Step, Store
 from everhold.testing.contracts.store_cursors import StoreCursorContract
 from everhold.testing.contracts.store_hosts import StoreHostsContract
 from everhold.testing.contracts.store_log import StoreLogContract
+from everhold.testing.contracts.store_measurements import StoreMeasurementsContract
 from everhold.testing.contracts.store_operations import StoreOperationsContract
 from everhold.testing.contracts.store_people import PeopleStoreContract
 from everhold.testing.contracts.store_scenario import SeededRandom, StoreScenario, store_promise
@@ -36,6 +37,7 @@ class StoreContract(
     StateContract,
     PeopleStoreContract,
     StoreHostsContract,
+    StoreMeasurementsContract,
 ):
     def open(self, home: Path, now: Callable[[], float]) -> Store | Awaitable[Store]:
         """Open a new, empty store that may use the directory `home`. Its clock is `now`."""

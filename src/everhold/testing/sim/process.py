@@ -35,7 +35,19 @@ T = TypeVar("T")
 CURRENT_CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WORKING", default=None)
 """The claim under which the running code acts. It is set in a worker's task and inherited by the tasks it starts."""
 
-READ_PREFIXES: Final = ("audit", "count_", "find_", "get_", "last_", "list_", "read_", "resolve_", "scan_", "verify")
+READ_PREFIXES: Final = (
+    "audit",
+    "count_",
+    "find_",
+    "get_",
+    "last_",
+    "list_",
+    "measure_",
+    "read_",
+    "resolve_",
+    "scan_",
+    "verify",
+)
 STORE_PROPERTIES: Final = {name for name, value in vars(Store).items() if isinstance(value, property)}
 HANG_PROBABILITY: Final = 0.3
 """The probability that a call to an unreachable store does not fail at once."""
