@@ -222,19 +222,26 @@ def test_a_seed_is_the_same_schedule_every_time() -> None:
     assert run_seed(17).trace == run_seed(17).trace != run_seed(18).trace
 
 
+def trace_with_hash_seed(script: str, hash_seed: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", f"from everhold.testing.sim.run import run_seed; {script}"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
-    script = "from everhold.testing.sim.run import run_seed; print(*(run_seed(seed).trace for seed in range(6)))"
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hashseed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hashseed in ("1", "2")
-    }
+    script = "print(*(run_seed(seed).trace for seed in range(6)))"
+    traces = {trace_with_hash_seed(script, hash_seed) for hash_seed in ("1", "2")}
     assert traces == {" ".join(run_seed(seed).trace for seed in range(6)) + "\n"}
+
+
+def test_a_seed_of_several_hosts_is_the_same_schedule_in_every_process() -> None:
+    """In seed 30048 a message settles the peers of two memories, which must be in the same order in every process."""
+    script = "print(run_seed(30048, hosts=True).trace)"
+    assert trace_with_hash_seed(script, "0") == trace_with_hash_seed(script, "1")
 
 
 def test_a_failing_seed_prints_its_last_events() -> None:

@@ -239,7 +239,7 @@ class PeerRegistry:
             pairs = [(memory, agent) for agent in self._list_agents() for memory in self._list_memories(agent)]
         people = await self.store.get_people()
         found: dict[tuple[str, str], tuple[str, ...]] = {}
-        for memory, agent in pairs:
+        for memory, agent in sorted(pairs):
             rule = self.find_rule(memory, agent)
             if rule is None or not rule.aliases:
                 continue

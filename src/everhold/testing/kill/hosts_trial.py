@@ -24,6 +24,9 @@ import httpx2
 from msgspec import Struct
 
 from everhold.core.entries import Heard
+from everhold.engine.outbox.delivery import MAX_BLIND_RESENDS
+from everhold.engine.outbox.platform import DRAFT_PART
+from everhold.platforms.telegram.formatting import format_markdown
 from everhold.testing.kill import http_trial, verdict
 from everhold.testing.kill.gateway import KillableGateway
 from everhold.testing.kill.world import TOKEN_PATTERN
@@ -195,7 +198,7 @@ class HostTrial:
                 caller.stop = True
             _, stuck = await asyncio.wait(talking, timeout=http_trial.PATIENCE_SECONDS)
             failures = [f"{len(stuck)} callers have no outcome"] if stuck else []
-            left, in_doubt = await _wait_until_idle(pool.running[0], telegram)
+            left = await _wait_until_idle(pool.running[0], telegram)
             failures += [left] if left else []
         finally:
             for task in talking:
@@ -205,7 +208,7 @@ class HostTrial:
             if code := await host.kill(signal.SIGTERM):
                 failures.append(f"a host ended with {code} after SIGTERM")
         contents = await verdict.read_store(self.directory, url=self.store_url)
-        return self._compare(pool, contents, callers, users, telegram, in_doubt, failures)
+        return self._compare(pool, contents, callers, users, telegram, failures)
 
     async def _end_hosts(self, pool: KillableHosts, trigger: http_trial.CallerTrigger, kills: int) -> None:
         while self.kills < kills:
@@ -229,12 +232,12 @@ class HostTrial:
         callers: Sequence[HostCaller],
         users: TelegramUsers,
         telegram: TelegramServer,
-        in_doubt: int,
         failures: list[str],
     ) -> HostKillResult:
         failures += [*contents.problems, *verdict.check_answered(contents)]
         failures += http_trial.check_callers(callers, contents)
-        failures += _check_users(users, telegram, contents, in_doubt)
+        failures += _check_users(users, telegram, contents)
+        failures += check_shown_once([text for user in USERS for text in telegram.list_bot_texts(user)], contents)
         requests = [request for caller in callers for request in caller.requests]
         heard = _list_heard(contents)
         counts = Counter(token for _, token in heard)
@@ -251,7 +254,7 @@ class HostTrial:
             lost=sum(text not in counts for text in promised),
             doubled=sum(count - 1 for count in counts.values()),
             reordered=_count_reordered([token for _, token in heard]),
-            in_doubt=in_doubt,
+            in_doubt=len(_list_in_doubt(contents)),
             failures=failures + [line for line in pool.read_errors().splitlines() if "Traceback" in line],
         )
 
@@ -281,32 +284,55 @@ def _is_shown(telegram: TelegramServer, user: int, text: str) -> bool:
     return any(text in TOKEN_PATTERN.findall(said) for said in telegram.list_bot_texts(user))
 
 
-def _check_users(
-    users: TelegramUsers, telegram: TelegramServer, contents: verdict.StoreContents, in_doubt: int
-) -> Iterator[str]:
+def _check_users(users: TelegramUsers, telegram: TelegramServer, contents: verdict.StoreContents) -> Iterator[str]:
     heard = [token for _, token in _list_heard(contents)]
     for user, texts in users.written.items():
         if (found := [token for token in heard if token.startswith(f"user-{user}.")]) != texts:
             yield f"user {user} wrote {len(texts)} messages, the log has others or another order: {found}"
         yield from (f"{text} got no answer in the chat" for text in texts if not _is_shown(telegram, user, text))
-    shown = Counter(said for user in USERS for said in telegram.list_bot_texts(user))
-    if (twice := sum(count - 1 for count in shown.values())) > in_doubt:
-        yield f"{twice} replies were shown twice, and only {in_doubt} are recorded as in doubt"
 
 
-async def _wait_until_idle(host: KillableGateway, telegram: TelegramServer) -> tuple[str, int]:
-    """Wait until no work is left. Return why not, if that takes too long, and the number of replies in doubt."""
+def check_shown_once(shown_texts: Sequence[str], contents: verdict.StoreContents) -> Iterator[str]:
+    """Each text is shown as often as the log contains it. Only what is recorded as in doubt may be shown more often.
+
+    Texts are compared with their entries, because some are repeated on purpose: each outage has the same notice.
+    """
+    in_doubt = set(_list_in_doubt(contents))
+    expected: Counter[str] = Counter()
+    allowed: Counter[str] = Counter()
+    for log in contents.logs:
+        for key, markdown, _ in log.list_expected_parts("telegram"):
+            text, _ = format_markdown(markdown)
+            expected[text] += 1
+            allowed[text] += MAX_BLIND_RESENDS if key in in_doubt else 1
+    drafts = 0
+    for text, count in Counter(shown_texts).items():
+        if not expected[text] and text.endswith(" …"):
+            drafts += count
+        elif count > allowed[text]:
+            yield f"{text[:60]!r} was shown {count} times, the log has it {expected[text]} times, not in doubt"
+    doubtful_drafts = sum(it.part == DRAFT_PART and it.in_doubt for it in contents.receipts.values())
+    if drafts > doubtful_drafts:
+        yield f"{drafts} parts of replies are still shown, and only {doubtful_drafts} are recorded as in doubt"
+
+
+def _list_in_doubt(contents: verdict.StoreContents) -> list[str]:
+    """Return the keys of replies that may be shown twice."""
+    receipts = (it.key for it in contents.receipts.values() if it.in_doubt)
+    return [*receipts, *(it.key for it in contents.dead_letters if it.in_doubt)]
+
+
+async def _wait_until_idle(host: KillableGateway, telegram: TelegramServer) -> str:
+    """Wait until no work is left. Return what is left if that takes too long."""
     until = time.monotonic() + IDLE_SECONDS
     async with host.open_client(seconds=IDLE_SECONDS) as client:
         while True:
             status = (await client.get("/api/status")).json()
             unheard = sum(len(bot.updates) for bot in telegram.bots.values())
-            in_doubt = int(status["in_doubt"])
             if not status["pending"] and not status["waiting"] and not unheard:
-                return "", in_doubt
+                return ""
             if time.monotonic() > until:
-                left = f"{status['pending']} messages, {unheard} updates, {status['waiting']}"
-                return f"work remains: {left}", in_doubt
+                return f"work remains: {status['pending']} messages, {unheard} updates, {status['waiting']}"
             await asyncio.sleep(0.1)
 
 
