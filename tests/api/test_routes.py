@@ -11,10 +11,21 @@ import pytest
 
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
-from everhold.api import admin, chat_locations, context, events, handlers, memory, openai_chat, openai_responses, people
+from everhold.api import (
+    admin,
+    chat_locations,
+    context,
+    events,
+    handlers,
+    mcp_server,
+    memory,
+    openai_chat,
+    openai_responses,
+    people,
+)
 from everhold.api.reference import build_route_table
 
-HANDLER_MODULES = (admin, chat_locations, events, handlers, memory, openai_chat, openai_responses, people)
+HANDLER_MODULES = (admin, chat_locations, events, handlers, mcp_server, memory, openai_chat, openai_responses, people)
 WITHOUT_ROUTE = {
     "read_entries": "GET /api/sessions/{id}/entries reads the store page by page",
     "list_sessions": "GET /api/sessions lists the sessions that the caller may see",

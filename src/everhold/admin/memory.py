@@ -17,7 +17,7 @@ from everhold.admin.sessions import render_entry
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import forgetting
 from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_consumer
-from everhold.core.entries import Heard, Noted, Said
+from everhold.core.entries import Entry, Heard, Noted, Said
 from everhold.core.erasure import ErasureMoment
 from everhold.core.facts import Fact
 from everhold.core.peers import PeerBook
@@ -116,6 +116,19 @@ class MemoryAdmin(PersonForgetter):
             for fact in everything
             if any(f"person:{name}" in fact.stamp.audience and fact.at >= since for name, since in starts.items())
         ]
+
+    async def list_notes(self, agent: str, person: str, *, limit: int) -> list[dict[str, Any]]:
+        """The newest notes of an agent that the person may see in a direct chat, the newest first."""
+        cache = self.runtimes.get_runtime(agent, {}).note_cache
+        if cache is None:
+            return []
+        starts = await self._list_starts(person)
+
+        def is_theirs(entry: Entry) -> bool:
+            heard_by = set(entry.body.stamp.audience) if isinstance(entry.body, Noted) else set()
+            return any(f"person:{name}" in heard_by and entry.at >= since for name, since in starts.items())
+
+        return [_render_note(entry) for entry in await cache.list_notes(agent, limit=limit, is_wanted=is_theirs)]
 
     async def explain_answer(self, name: str, *, at: int | None = None) -> dict[str, Any]:
         """What was recalled, from where, and what was left out, for the answer at or last before entry `at`."""
@@ -455,6 +468,18 @@ def render_fact(fact: Fact) -> dict[str, Any]:
         "seq": fact.seq,
         "at": fact.at,
         "until": fact.valid_until,
+    }
+
+
+def _render_note(entry: Entry) -> dict[str, Any]:
+    assert isinstance(entry.body, Noted)
+    return {
+        "text": entry.body.text,
+        "author": entry.author,
+        "session": entry.session,
+        "seq": entry.seq,
+        "at": entry.at,
+        "origin": entry.body.origin,
     }
 
 

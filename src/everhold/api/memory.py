@@ -39,13 +39,19 @@ async def search_memory(call: ApiCall) -> Response:
     person = person or call.identity
     limit = call.get_number("limit", least=1, most=MAX_HITS) or DEFAULT_HITS
     text = query.get("q", "")
+    return build_json_response(await find_in_memory(call, text, agent=agent, person=person, limit=limit))
+
+
+async def find_in_memory(call: ApiCall, text: str, *, agent: str, person: str, limit: int) -> dict[str, Any]:
+    """Return the facts about a person and the hits for a text. The caller has checked that it may see them."""
     if text.strip():
         found = await call.context.memory.search_memories(text, agent=agent, person=person, limit=limit)
     else:
+        people = await call.context.store.get_people()
         name = people.describe_identity(people.list_names(person)[0])
         found = {"agent": agent, "person": name, "memories": [], "unavailable": []}
     facts = await call.context.memory.list_facts(agent, person)
-    return build_json_response({**found, "facts": [render_fact(fact) for fact in facts]})
+    return {**found, "facts": [render_fact(fact) for fact in facts]}
 
 
 async def explain_answer(call: ApiCall) -> Response:

@@ -115,6 +115,8 @@ def list_roles(route: ApiRoute) -> list[CallerRole]:
 
 def _build_response(body: ResponseBody) -> JsonObject:
     schema: Any = _build_ref(body.shape) if body.shape is not None else body.schema
+    if schema is None:
+        return {"description": body.about}
     content = {body.media: {"schema": schema}}
     if body.streams:
         content["text/event-stream"] = {"schema": {}}

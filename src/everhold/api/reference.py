@@ -119,6 +119,8 @@ def _render_schema(described: JsonObject, schema: JsonObject) -> Iterator[str]:
 
 
 def _describe_response(described: JsonObject, answer: JsonObject) -> str:
+    if "content" not in answer:
+        return str(answer["description"])
     media, content = next(iter(answer["content"].items()))
     schema = _resolve_schema(described, content["schema"])
     if schema.get("title") == "ErrorResponse":

@@ -15,6 +15,7 @@ from everhold.api import (
     handlers as api_handlers,
     health as api_health,
     login_handlers,
+    mcp_server,
     memory,
     openai_chat,
     openai_responses,
@@ -38,7 +39,7 @@ class RouteParameter(Struct, frozen=True):
 
 
 class ResponseBody(Struct, frozen=True):
-    """The body of a response: a schema class, or text of some media type."""
+    """The body of a response: a schema class, or text of some media type. Without a schema there is no body."""
 
     about: str
     shape: type | None = None
@@ -455,6 +456,23 @@ _ROUTES: Final = (
         ),
         response_bodies={200: ResponseBody("What was recalled.", schemas.ExplanationView)},
         refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "POST /mcp",
+        mcp_server.serve_mcp,
+        "Serve the memory to MCP clients",
+        about="Streamable HTTP of the Model Context Protocol, without sessions and streams: each message gets one "
+        "answer. The tools `search`, `remember`, `why` and `list` have the rights of the token. A read-only token has "
+        "no `remember`.",
+        parameters=(RouteParameter("agent", "The agent whose memory it is; the default agent if not given."),),
+        request_type=schemas.McpMessage,
+        response_bodies={
+            200: ResponseBody("The answer to a request.", schemas.McpAnswer),
+            202: ResponseBody("A notification was accepted. There is no body."),
+        },
+        refusal_statuses=(400, 404),
+        least=CallerRole.SERVICE,
+        is_write=False,
     ),
     ApiRoute(
         "GET /api/memory/status",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -82,6 +82,24 @@ class NoteRequest(Struct, forbid_unknown_fields=True):
 
     session: Annotated[Label, Meta(description="The session it belongs to.")]
     text: Annotated[NonEmptyText, Meta(description="The note.")]
+
+
+class McpMessage(Struct):
+    """A JSON-RPC message of an MCP client. Without `id` it is a notification, without `method` an answer."""
+
+    jsonrpc: Literal["2.0"]
+    method: Annotated[str, Meta(max_length=128)] | None = None
+    id: int | Annotated[str, Meta(max_length=256)] | UnsetType = UNSET
+    params: dict[str, Any] = {}
+
+
+class McpAnswer(Struct, omit_defaults=True):
+    """The answer to a request: its result, or an error of JSON-RPC."""
+
+    jsonrpc: str
+    id: int | str
+    result: dict[str, Any] = {}
+    error: dict[str, Any] = {}
 
 
 class EraseRequest(Struct, forbid_unknown_fields=True):

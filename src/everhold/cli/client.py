@@ -293,6 +293,13 @@ class ApiClient:
             total = done
         return total
 
+    async def send_mcp_message(self, message: bytes, *, agent: str) -> bytes:
+        """Pass on a message of an MCP client and return the answer; empty for a notification."""
+        async with self.transport.open("POST", f"/mcp?{_render_query(agent=agent)}", message) as response:
+            if not 200 <= response.status < 300:
+                raise await _read_refusal(response)
+            return await _read_all(response)
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def _find_path(self, name: str) -> str:

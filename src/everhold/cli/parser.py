@@ -229,6 +229,19 @@ def _add_chat_commands(commands: _CommandGroup) -> None:
         help="seconds to wait for the reply (default: 300)",
     )
 
+    serving = commands.add_command(
+        "mcp",
+        "serve the memory to an MCP client over standard input and output",
+        ("everhold mcp", "a client starts this command"),
+        ("everhold mcp --agent coder", "the memory of another agent"),
+        module="mcp",
+        about="Serves the tools search, remember, why and list to a client of the Model Context Protocol. The client\n"
+        "starts this command and speaks over its standard input and output. The memory is what the agent has of\n"
+        "you. Uses a running gateway if there is one, else opens the home for each message. A running gateway\n"
+        "serves the same tools over HTTP at /mcp, with the token of a person.",
+    )
+    serving.add_argument("--agent", default="", metavar="A", help="the agent (default: the default agent)")
+
 
 def _add_inspection_commands(commands: _CommandGroup) -> None:
     status = commands.add_command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from everhold.core.entries import Entry, Erased, Noted
 from everhold.core.facts import Fact, build_fact_versions, find_version, is_fact_note, select_valid_facts
@@ -64,6 +64,17 @@ class FactCache:
             return set()
         facts, people = await self._load_versions(agent)
         return {(entry.session, entry.seq) for entry in noted if not self._is_in_force(entry, facts, people)}
+
+    async def list_notes(self, agent: str, *, limit: int, is_wanted: Callable[[Entry], bool]) -> list[Entry]:
+        """Return the newest notes in force that are no facts and that are wanted, the newest first."""
+        facts, people = await self._load_versions(agent)
+        found: list[Entry] = []
+        for entry in reversed(self._plain_notes.get(agent, {}).values()):
+            if len(found) >= limit:
+                break
+            if is_wanted(entry) and self._is_in_force(entry, facts, people):
+                found.append(entry)
+        return found
 
     async def list_retracted_texts(self, agent: str) -> frozenset[str]:
         """Return the texts of notes that were replaced or taken back, and that no note in force has."""
