@@ -13,6 +13,7 @@ import msgspec
 
 from everhold.admin.audit import read_entries
 from everhold.admin.forgetting import PersonForgetter
+from everhold.admin.memory_questions import QuestionReader
 from everhold.admin.sessions import render_entry
 from everhold.config.settings import BUILTIN_MEMORY
 from everhold.core import forgetting
@@ -20,6 +21,7 @@ from everhold.core.consumers import backfill_consumer, memory_consumer, rekey_co
 from everhold.core.entries import Entry, Heard, Noted, Said
 from everhold.core.erasure import ErasureMoment
 from everhold.core.facts import Fact
+from everhold.core.memory_comparison import compare_memories
 from everhold.core.peers import PeerBook
 from everhold.core.recall import RecalledItem, merge_results, select_relevant, trace_item
 from everhold.engine.commands import memory as commands_memory
@@ -70,7 +72,7 @@ class MemoryAdmin(PersonForgetter):
         )
         answers: dict[str, Sequence[MemoryHit]] = {}
         unavailable: list[str] = []
-        for name in runtime.all_memories:
+        for name in runtime.shown_memories:
             provider = self.runtimes.find_memory(name, agent)
             if provider is None:
                 continue
@@ -84,7 +86,7 @@ class MemoryAdmin(PersonForgetter):
                 )
             except EverholdError as error:
                 unavailable.append(f"{name}: {error}")
-        merged = merge_results(answers, budget=MAX_SEARCH_TOKENS, precedence=runtime.all_memories)
+        merged = merge_results(answers, budget=MAX_SEARCH_TOKENS, precedence=runtime.shown_memories)
         allowed = await self._filter_visible(identity, merged.shown, agent=agent)
         fitting = set(select_relevant([trace_item(item) for item in allowed]))
         shown = [_render_hit(item) for item in allowed if trace_item(item) in fitting]
@@ -142,11 +144,27 @@ class MemoryAdmin(PersonForgetter):
         entry, why = found
         words = await commands_memory.read_cited_texts(self.store, why, session.agent)
         plain: dict[str, Any] = msgspec.to_builtins(why)
-        for kind in ("facts", "shown", "left_out"):
+        for kind in ("facts", "shown", "left_out", "shadow"):
             for one in plain.get(kind, ()):
                 one.setdefault("text", words.get((one.get("session", ""), one.get("seq", 0)), ""))
         plain["unavailable"] = plain.pop("silent", [])
         return {"session": session.id, "op": entry.op, "at": entry.seq, **plain}
+
+    async def compare_memories(self, agent: str, *, person: str = "", limit: int = 50) -> dict[str, Any]:
+        """What each memory of an agent found for the newest questions, and what of it the answers used."""
+        runtime = self.runtimes.get_runtime(agent, {})
+        reader = QuestionReader(self.store)
+        identities = set(await self._list_names(person)) if person else set()
+        questions = await reader.read_newest(agent, identities=identities, limit=limit)
+        modes = {
+            **{name: "shown" if number else "primary" for number, name in enumerate(runtime.recall_memories)},
+            **dict.fromkeys(runtime.shadow_memories, "shadow"),
+        }
+        found = compare_memories(questions, modes=modes)
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        for row in plain["memories"]:
+            row["usd"] = round(runtime.price_usd(round(row["tokens"]), 0), 6)
+        return {"agent": agent, **plain}
 
     async def collect_status(self) -> dict[str, Any]:
         """Each memory of each agent: backlog, its age, dead letters, last error."""

@@ -18,7 +18,7 @@ from everhold.core.erasure import ErasureMoment
 from everhold.core.forgetting import IdentityStarts, PastEntries, PersonalSelection, is_of_person
 from everhold.core.people import PERSON_MEMBER, PeoplePlanner
 from everhold.core.quotas import SubjectKind, find_quota_account, find_shared_subject
-from everhold.core.recall import RecallRecord, RecallTrace
+from everhold.core.recall import RecallRecord, list_traces
 from everhold.core.recall_blobs import read_record
 from everhold.core.schedule import Schedule
 from everhold.engine.recall_records import RecallRecords
@@ -206,7 +206,7 @@ class PersonalData:
         self, why: RecallRecord, names: IdentityStarts, places: Collection[tuple[str, int]], *, upto: ErasureMoment
     ) -> bool:
         """Whether a later recall still showed something that was erased."""
-        traces = _list_traces(why)
+        traces = list_traces(why)
         cited = await self.store.get_cited_entries({(it.session, it.seq) for it in traces if it.session and it.seq})
         gone = {place for place, it in cited.items() if it.entry.body is None}
         return any(
@@ -335,10 +335,5 @@ def _is_about_person(
     why: RecallRecord, names: IdentityStarts, places: Collection[tuple[str, int]], *, at: float
 ) -> bool:
     return any(
-        is_of_person(one.person, names, at=one.at or at) or (one.session, one.seq) in places
-        for one in _list_traces(why)
+        is_of_person(one.person, names, at=one.at or at) or (one.session, one.seq) in places for one in list_traces(why)
     ) or any(f"person:{name}" in why.audience and at >= since for name, since in names.items())
-
-
-def _list_traces(why: RecallRecord) -> tuple[RecallTrace, ...]:
-    return (*why.facts, *why.shown, *why.left_out)

@@ -61,6 +61,14 @@ async def explain_answer(call: ApiCall) -> Response:
     return build_json_response(await call.context.memory.explain_answer(session.id, at=at))
 
 
+async def compare_memories(call: ApiCall) -> Response:
+    """Return what each memory found for the newest questions, and what of it the answers used."""
+    given = call.decode_body(schemas.MemoryCompareRequest)
+    agent = call.resolve_agent(given.agent)
+    found = await call.context.memory.compare_memories(agent, person=given.person, limit=given.limit)
+    return build_json_response(found)
+
+
 async def resend_to_memory(call: ApiCall) -> Response:
     """Send a memory again what it has received since a given time."""
     given = call.decode_body(schemas.MemoryResendRequest)

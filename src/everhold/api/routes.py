@@ -483,6 +483,19 @@ _ROUTES: Final = (
         least=CallerRole.OPERATOR,
     ),
     ApiRoute(
+        "POST /api/memory/compare",
+        memory.compare_memories,
+        "Compare memories by real questions",
+        about="For the newest questions: what each memory found, how long it took, what it would cost to show, and "
+        "which of it the answer used. A memory with `shadow: true` is compared without being shown.",
+        request_type=schemas.MemoryCompareRequest,
+        response_bodies={200: ResponseBody("The comparison.", schemas.MemoryCompareResponse)},
+        refusal_statuses=(400, 404),
+        least=CallerRole.OPERATOR,
+        is_agent_scoped=True,
+        is_write=False,
+    ),
+    ApiRoute(
         "POST /api/memory/providers/{name}/resend",
         memory.resend_to_memory,
         "Resend to a memory what it received",

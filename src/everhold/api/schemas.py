@@ -133,6 +133,14 @@ class MemoryBackfillRequest(Struct, forbid_unknown_fields=True):
     dry_run: Annotated[bool, Meta(description="Only report how much that is.")] = False
 
 
+class MemoryCompareRequest(Struct, forbid_unknown_fields=True):
+    """Which questions to compare the memories by."""
+
+    agent: Annotated[str, Meta(max_length=64, description="The agent; the default agent if not given.")] = ""
+    person: Annotated[str, Meta(max_length=4096, description="Only questions of this person.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=500, description="The maximum number of questions, the newest first.")] = 50
+
+
 class MemoryRekeyRequest(Struct, forbid_unknown_fields=True):
     """Whose items to move to the peer that the person has now."""
 
@@ -318,6 +326,8 @@ class ExplanationView(Struct):
     facts: list[TraceView] = []
     shown: list[TraceView] = []
     left_out: list[TraceView] = []
+    shadow: list[TraceView] = []
+    answers: dict[str, Any] = {}
     unavailable: list[str] = []
     budget: int = 0
     tokens: int = 0
@@ -352,6 +362,65 @@ class MemoryBackfillResponse(Struct):
     minutes: float
     since: float | None
     until: float | None
+
+
+class MemoryFindingsView(Struct):
+    """What one memory found for one question. `used` counts hits that the answer used."""
+
+    memory: str
+    answered: bool
+    found: int
+    seconds: float
+    tokens: int
+    used: int
+
+
+class ComparedQuestionView(Struct):
+    """A question, and the texts that its answer used."""
+
+    session: str
+    seq: int
+    at: float
+    question: str
+    memories: list[MemoryFindingsView]
+    used: list[str]
+
+
+class ComparedMemoryView(Struct):
+    """One memory over all questions. `mode` is `primary`, `shown` or `shadow`. `alone` counts answers that used a hit
+    of this memory only. `tokens` and `usd` are the cost of showing all its hits, per question.
+    """
+
+    memory: str
+    mode: str
+    asked: int
+    answered: int
+    found_nothing: int
+    found: float
+    used: float
+    helped: int
+    alone: int
+    seconds_p50: float
+    seconds_p95: float
+    tokens: float
+    usd: float
+
+
+class MemoryOverlapView(Struct):
+    """The share of hits that two memories have in common, of all hits of both."""
+
+    first: str
+    second: str
+    share: float
+
+
+class MemoryCompareResponse(Struct):
+    """A comparison of memories by real questions."""
+
+    agent: str
+    questions: list[ComparedQuestionView]
+    memories: list[ComparedMemoryView]
+    overlaps: list[MemoryOverlapView]
 
 
 class MemoryRekeyResponse(Struct):

@@ -118,12 +118,17 @@ class MemoryProviders:
         """All clients that are in use now, of all agents."""
         return [slot.client for slot in self._slots.values() if slot.client is not None]
 
+    def list_shown_clients(self, agent: str) -> Iterator[MemoryClient]:
+        """The clients of an agent's memories but those that are only compared."""
+        hidden = {memory.name for memory in self.settings.get_agent(agent).memories if memory.shadow}
+        return (client for client in self.list_agent_clients(agent) if client.instance not in hidden)
+
     def list_tools(self, agent: str) -> dict[str, Tool]:
         """The tools of an agent's memories, by name. If two memories use a name, the first one's tool is used. No
         memory gets the name of a built-in tool.
         """
         found: dict[str, Tool] = {}
-        for client in self.list_agent_clients(agent):
+        for client in self.list_shown_clients(agent):
             try:
                 tools = client.tools
             except EverholdError as error:
@@ -140,7 +145,7 @@ class MemoryProviders:
     def list_prompts(self, agent: str) -> Sequence[str]:
         """The prompt blocks of an agent's memories."""
         blocks = []
-        for client in self.list_agent_clients(agent):
+        for client in self.list_shown_clients(agent):
             try:
                 blocks.append(client.prompt().strip())
             except EverholdError as error:

@@ -245,6 +245,9 @@ class ApiClient:
     async def explain_answer(self, name: str, *, at: int | None) -> dict[str, Any]:
         return await self._get(f"{await self._find_path(name)}/why", at=at)
 
+    async def compare_memories(self, *, agent: str, person: str, limit: int) -> dict[str, Any]:
+        return await self._post("/api/memory/compare", agent=agent, person=person, limit=limit)
+
     async def resend_to_memory(self, memory: str, *, since: float, agent: str, dry_run: bool) -> dict[str, Any]:
         path = f"/api/memory/providers/{_quote(memory)}/resend"
         return await self._post(path, since=since, agent=agent, dry_run=dry_run)

@@ -549,6 +549,20 @@ def _add_memory_queries(memory: _CommandGroup) -> None:
 
 
 def _add_memory_transfers(memory: _CommandGroup) -> None:
+    compare = memory.add_command(
+        "compare",
+        "compare what memories found for recent questions, and what of it the answers used",
+        ("everhold memory compare", "the last 50 questions to the default agent"),
+        ("everhold memory compare --agent coder --person ada --limit 200 --json", ""),
+        about="Compares the memories of an agent by the questions that people asked: hits, time, tokens, overlap\n"
+        "and the evidence that the answers used. A memory with `shadow: true` in the configuration is written and\n"
+        "asked, but the model never sees what it finds. Exits 1 if there is no question with a record yet.",
+    )
+    compare.add_argument("--agent", default="", metavar="A", help="the agent (default: the default agent)")
+    compare.add_argument("--person", default="", metavar="PERSON", help="only questions of this person")
+    compare.add_argument(
+        "--limit", type=_parse_number, default=50, metavar="N", help="how many questions (default: 50)"
+    )
     resend = memory.add_command(
         "resend",
         "send a memory again what it has received since a given time",

@@ -295,6 +295,9 @@ class MemorySettings(PluginConfigSection):
     """When exchanges are sent: after every `turn`, `async`, at the end of a `session`, or every N turns."""
     retain_every_n_turns: int | None = Field(default=None, ge=1)
     """The same as `write: N`, under the name that some providers use."""
+    shadow: bool = False
+    """Whether the memory is only compared: it is written, and asked at each turn, but the model never sees its hits,
+    tools and prompt. `everhold memory compare` shows what it would contribute."""
     in_doubt: InDoubtPolicy = "resend"
     """What happens to a write in doubt: `resend` may store it twice, `hold` makes it a dead letter."""
     naming: Literal["everhold", "hermes"] = "everhold"

@@ -94,6 +94,17 @@ class RecallTrace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it was left out; empty if it was shown."""
 
 
+class MemoryAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one memory answered a turn's question."""
+
+    seconds: float = 0.0
+    found: int = 0
+    """Hits that the people present may see and that the context does not have anyway."""
+    tokens: int = 0
+    """About how many tokens these hits have."""
+    answered: bool = True
+
+
 class RecallRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a turn was shown from memory, and what was left out."""
 
@@ -107,6 +118,10 @@ class RecallRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason -> how many were left out. Earlier records do not have it; they list more of them."""
     unavailable: tuple[str, ...] = ()
     """Memories that did not answer in time."""
+    shadow: tuple[RecallTrace, ...] = ()
+    """The best hits of memories that are only compared. The turn was not shown them."""
+    answers: dict[str, MemoryAnswer] = {}
+    """Memory -> how it answered, for the memories that were asked."""
     budget: int = 0
     tokens: int = 0
     deadline: float = 0.0
@@ -309,9 +324,14 @@ def _is_near_duplicate(words: frozenset[str], kept: Mapping[int, Sequence[frozen
     return False
 
 
+def list_traces(why: RecallRecord) -> tuple[RecallTrace, ...]:
+    """Return everything that a record repeats or cites."""
+    return (*why.facts, *why.shown, *why.left_out, *why.shadow)
+
+
 def list_cited_places(why: RecallRecord) -> list[tuple[str, int]]:
-    """Return (session, seq) of the entries that a turn was shown, or that were left out."""
-    traces = (*why.facts, *why.shown, *why.left_out)
+    """Return (session, seq) of the entries that a record cites."""
+    traces = list_traces(why)
     return [(one.session, one.seq) for one in traces if one.session and one.seq]
 
 

@@ -73,7 +73,7 @@ def find_leaks(
     lines = [] if asked == session else [f"a turn was shown what the session {asked} had asked for"]
     compared = 0
     present = set(record.audience)
-    for shown in (*record.facts, *record.shown):
+    for shown in (*record.facts, *record.shown, *record.shadow):
         cited = cite(shown.session, shown.seq) if shown.session and shown.seq else None
         if cited is None:
             continue

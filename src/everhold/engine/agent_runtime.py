@@ -123,6 +123,8 @@ class AgentRuntime:
     """(memory, what is known of a session) -> the name under which the memory stores the session."""
     recall_memories: tuple[str, ...] = ()
     """Memories that are asked about every message, in order of precedence."""
+    shadow_memories: tuple[str, ...] = ()
+    """Memories that are asked about every message for comparison. What they find is recorded and never shown."""
     search_memories: tuple[str, ...] = ()
     """Further memories, which are asked only if a person searches."""
     recall_seconds: float = 0.0
@@ -161,6 +163,11 @@ class AgentRuntime:
     def all_memories(self) -> tuple[str, ...]:
         """All memories: those that are asked, those that only receive, and those that are only searched."""
         return tuple(dict.fromkeys((*self.recall_memories, *self.memories, *self.search_memories)))
+
+    @functools.cached_property
+    def shown_memories(self) -> tuple[str, ...]:
+        """All memories but those that are only compared."""
+        return tuple(name for name in self.all_memories if name not in self.shadow_memories)
 
     @functools.cached_property
     def tool_effects(self) -> dict[str, ToolEffect]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from msgspec import Struct
 
 from everhold.core.entries import Entry, Heard, Noted, Said, Thought
+from everhold.core.recall import list_traces
 from everhold.core.recall_blobs import list_text_places, read_record, restore_text
 from everhold.ports.store import Store
 
@@ -98,6 +99,6 @@ class RecallRecords:
         if data is None:
             return  # erased with another entry; both are deleted together
         why = read_record(data)
-        places = frozenset((one.session, one.seq) for one in (*why.facts, *why.shown, *why.left_out))
+        places = frozenset((one.session, one.seq) for one in list_traces(why))
         blobs = tuple(blob for blob in (thought.why, thought.recall) if blob)
         self._thoughts.append(ThoughtRecall(pos=pos, blobs=blobs, places=places))

@@ -45,6 +45,8 @@ async def _run_command(args: argparse.Namespace, screen: CommandScreen) -> int:
             case "note":
                 noted = await calls.add_note(args.session, args.text)
                 _print_answer(screen, noted, f"noted as entry {noted['seq']} of session {noted['session']}")
+            case "compare":
+                return await _compare_memories(calls, args, screen)
             case "resend":
                 await _resend_to_memory(calls, args, screen)
             case "backfill":
@@ -148,6 +150,40 @@ async def _explain_answer(calls: ApiClient, args: argparse.Namespace, screen: Co
         screen.print_line(f"no answer within {found.get('deadline', 0):g} s: {names}")
     if not any(found.get(key) for key in ("facts", "shown", "left_out")):
         screen.print_note("Nothing was recalled.")
+
+
+async def _compare_memories(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> int:
+    found = await calls.compare_memories(agent=args.agent, person=args.person, limit=args.limit)
+    if screen.json:
+        screen.print_json(found)
+        return 0 if found["questions"] else 1
+    if not found["questions"]:
+        screen.print_note("No answer of this agent has a record of recall yet. Ask it something.")
+        return 1
+    rows = [
+        (
+            format_one_line(row["memory"]),
+            row["mode"],
+            f"{row['answered']} of {row['asked']}",
+            f"{row['found']:.1f}",
+            f"{row['used']:.1f}",
+            f"{row['helped']} ({row['alone']} alone)",
+            f"{row['seconds_p50'] * 1000:.0f} / {row['seconds_p95'] * 1000:.0f}",
+            f"{row['tokens']:.0f}",
+            f"{row['usd']:.4f}",
+        )
+        for row in found["memories"]
+    ]
+    head = ("memory", "mode", "answered", "hits", "used", "answers helped", "ms p50 / p95", "tokens", "usd")
+    screen.print_table(head, rows, styles=("bold",))
+    for one in found["overlaps"]:
+        names = f"{format_one_line(one['first'])} and {format_one_line(one['second'])}"
+        screen.print_line(f"{names} have {one['share']:.0%} of their hits in common")
+    screen.print_note(
+        f"{format_count(len(found['questions']), 'question')} of {format_one_line(found['agent'])}. Hits, used, tokens "
+        "and usd are per question; --json lists every question with the evidence that its answer used."
+    )
+    return 0
 
 
 def _format_location(item: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ async def run_memory_command(
         case "search":
             if not rest:
                 return (), "Add words to search for: /memory search WORDS"
-            searching = dataclasses.replace(runtime, recall_memories=runtime.all_memories)
+            searching = dataclasses.replace(runtime, recall_memories=runtime.shown_memories)
             looked = await recall_for_turn(
                 gates, runtimes, searching, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
             )

@@ -39,7 +39,7 @@ class MemoryCompressionPreparer:
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         asked = [
             (name, provider)
-            for name in runtime.all_memories
+            for name in runtime.shown_memories
             if (provider := self.runtimes.find_memory(name, session.agent)) is not None
             and provider.has_capability(MemoryCapability.BEFORE_COMPRESS)
         ]

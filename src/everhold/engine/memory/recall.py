@@ -18,6 +18,7 @@ from everhold.core.facts import Fact, quote_facts
 from everhold.core.people import PresentAudience, can_hear
 from everhold.core.provenance import build_piece_origin, has_own_words
 from everhold.core.recall import (
+    MemoryAnswer,
     RecalledItem as Item,
     RecallRecord,
     RecallTarget,
@@ -28,6 +29,7 @@ from everhold.core.recall import (
     trace_item,
 )
 from everhold.core.recall_blobs import TextSource, pack_text, restore_text
+from everhold.core.tokens import BYTES_PER_TOKEN
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.effects import deliver_outside
 from everhold.engine.facts import FactCache
@@ -47,8 +49,17 @@ TOKENS_PER_HIT: Final = 16
 MAX_QUERY_CHARS: Final = 4_000
 MAX_RECALL_ROUNDS: Final = 2
 """How often memories are asked about one message if the context changes while they answer."""
+MAX_SHADOW_HITS: Final = 20
+"""How many hits of each memory that is only compared are recorded."""
 MAX_LEFT_OUT: Final = 5
 """How many left-out items are recorded for each reason, beside their number."""
+
+
+class AskedMemory(Struct, frozen=True, kw_only=True):
+    """What a memory found, or None if it did not answer in time, and how long it took."""
+
+    hits: Sequence[MemoryHit] | None
+    seconds: float = 0.0
 
 
 class TurnRecall(Struct, frozen=True, kw_only=True):
@@ -89,8 +100,8 @@ async def recall_for_turn(
     asked, found = await _ask_until_stable(
         gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible
     )
-    answered = {name: answer for name, answer in found.items() if answer is not None}
-    silent = tuple(name for name in found if name not in answered)
+    answered = {name: answer.hits for name, answer in found.items() if answer.hits is not None}
+    silent = tuple(name for name in found if name not in answered and name not in runtime.shadow_memories)
     sight = RecallFilter(
         gates,
         session,
@@ -99,11 +110,12 @@ async def recall_for_turn(
         facts={(fact.session, fact.seq) for fact in facts},
         notes=runtime.note_cache,
     )
-    merged = merge_results(
-        await sight.filter_hits(answered), budget=runtime.recall_tokens, precedence=runtime.recall_memories
-    )
+    allowed = await sight.filter_hits(answered)
+    compared = {name: allowed.pop(name) for name in runtime.shadow_memories if name in allowed}
+    merged = merge_results(allowed, budget=runtime.recall_tokens, precedence=runtime.recall_memories)
     shown = tuple(sight.mark_origin(item) for item in merged.shown)
-    left = [*sight.refused, *(trace_item(sight.mark_origin(item), why_not) for item, why_not in merged.left_out)]
+    refused = [one for one in sight.refused if one.provider not in runtime.shadow_memories]
+    left = [*refused, *(trace_item(sight.mark_origin(item), why_not) for item, why_not in merged.left_out)]
     why = RecallRecord(
         asked=asked,
         audience=stamp.audience,
@@ -115,6 +127,12 @@ async def recall_for_turn(
         left_out=_select_first_of_each(left),
         left_out_counts=dict(Counter(one.why_not for one in left)),
         unavailable=silent,
+        shadow=tuple(
+            trace_item(sight.mark_origin(Item(provider=name, hit=hit)))
+            for name, hits in compared.items()
+            for hit in hits[:MAX_SHADOW_HITS]
+        ),
+        answers={name: _describe_answer(it, {**allowed, **compared}.get(name, ())) for name, it in found.items()},
         budget=runtime.recall_tokens,
         tokens=merged.tokens,
         deadline=runtime.recall_seconds,
@@ -125,6 +143,16 @@ async def recall_for_turn(
     parts = (quote_facts(facts, end), quote_items(shown, end), *warnings)
     text = "\n".join(part for part in parts if part)
     return TurnRecall(text=text, record=why, stored_text=_pack_recalled_text(text, facts, shown, sight.texts))
+
+
+def _describe_answer(answer: AskedMemory, hits: Sequence[MemoryHit]) -> MemoryAnswer:
+    size = sum(len(hit.text.encode("utf-8", "surrogatepass")) for hit in hits)
+    return MemoryAnswer(
+        seconds=round(answer.seconds, 4),
+        found=len(hits),
+        tokens=-(-size // BYTES_PER_TOKEN),
+        answered=answer.hits is not None,
+    )
 
 
 def _select_first_of_each(left: Sequence[RecallTrace]) -> tuple[RecallTrace, ...]:
@@ -326,7 +354,7 @@ async def _ask_until_stable(
     text: str,
     stamp: Stamp,
     visible: Collection[int],
-) -> tuple[RecallTarget, dict[str, Sequence[MemoryHit] | None]]:
+) -> tuple[RecallTarget, dict[str, AskedMemory]]:
     """Return what the memories answer, and the context they answered for. It is current when they have answered."""
     views = 0
     while True:
@@ -340,7 +368,8 @@ async def _ask_until_stable(
             return asked, found
         gates.log.info("recall.dropped", session=session.id, generation=asked.generation)
         if views == MAX_RECALL_ROUNDS:
-            return asked, dict.fromkeys(found)  # the context keeps changing, so the turn continues without recall
+            nothing = {name: AskedMemory(hits=None, seconds=answer.seconds) for name, answer in found.items()}
+            return asked, nothing  # the context keeps changing, so the turn continues without recall
 
 
 async def _ask_memories(
@@ -351,8 +380,9 @@ async def _ask_memories(
     text: str,
     stamp: Stamp,
     visible: Collection[int],
-) -> dict[str, Sequence[MemoryHit] | None]:
-    names = [name for name in runtime.recall_memories if runtimes.find_memory(name, session.agent) is not None]
+) -> dict[str, AskedMemory]:
+    wanted = (*runtime.recall_memories, *runtime.shadow_memories)
+    names = [name for name in wanted if runtimes.find_memory(name, session.agent) is not None]
     registry = build_peer_registry(gates, runtimes)
     present = (await gates.store.get_people()).expand_audience(stamp.audience)
     now = gates.clock.now()
@@ -406,16 +436,18 @@ def _get_utc_offset(zone: tzinfo, now: float) -> int:
 
 async def _ask_memory(
     gates: Gates, runtimes: AgentRuntimes, runtime: AgentRuntime, name: str, query: MemoryQuery
-) -> Sequence[MemoryHit] | None:
-    """Return what one memory finds, or None if it does not answer in time. A repeated search is harmless."""
+) -> AskedMemory:
+    """Ask one memory. A repeated search is harmless."""
     provider = runtimes.find_memory(name, query.agent)
     if provider is None:
-        return None
+        return AskedMemory(hits=None)
+    begun = gates.clock.monotonic()
+    hits: Sequence[MemoryHit] | None = None
     try:
         with gates.metrics.time_call(RECALL_SECONDS, name):
-            return await deliver_outside(
+            hits = await deliver_outside(
                 f"recall from {name}", lambda: provider.find(query), gates, deadline=runtime.recall_seconds
             )
     except EverholdError as error:
         gates.log.warning("recall.failed", memory=name, session=query.session, error=str(error))
-        return None
+    return AskedMemory(hits=hits, seconds=gates.clock.monotonic() - begun)

@@ -36,6 +36,7 @@ from everhold.core.entries import (
     encode_body,
 )
 from everhold.core.people import PeopleEvent, build_directory, can_hear
+from everhold.core.recall import list_traces
 from everhold.core.recall_blobs import list_text_places, read_record
 from everhold.engine.memory.tombstones import load_erasures
 from everhold.engine.outbox.platform import DRAFT_PART
@@ -447,7 +448,7 @@ def check_recalled_audiences(facts: SimFacts) -> Iterator[str]:
             since = epochs.get(entry.op, 0)
             moments = [since, *(it.n for it in facts.people_events if it.n > since and it.at <= entry.at)]
             directories = [build_directory(it for it in facts.people_events if it.n <= n) for n in moments]
-            for trace in why.shown:
+            for trace in (*why.shown, *why.shadow):
                 cited = next((e for e in facts.logs.get(trace.session, ()) if e.seq == trace.seq), None)
                 if cited is None or not isinstance(cited.body, Heard | Said | Noted):
                     continue
@@ -470,7 +471,7 @@ def check_recall_records(facts: SimFacts) -> Iterator[str]:
             places = list_text_places(text) if text is not None else set()
             if record is not None:
                 why = read_record(record)
-                places |= {(it.session, it.seq) for it in (*why.facts, *why.shown, *why.left_out)}
+                places |= {(it.session, it.seq) for it in list_traces(why)}
             for place in sorted(places & erased):
                 yield f"entry {entry.seq} of {session} keeps a recall of {place}, which was erased"
 
