@@ -6,6 +6,7 @@ The server ends with the process that started it. Its data is discarded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -98,6 +99,10 @@ class PostgresTestServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def build_dsn(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@/{database}?host={self.home}"
 
@@ -180,9 +185,35 @@ class PostgresTestServer:
             self._process.wait()
             self._process = None
 
+    def kill_hard(self) -> None:
+        """Kill the server and all its processes with SIGKILL, as the end of its machine would."""
+        if self._process is None:
+            return
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        for pid in (self.pid, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        # A child that was started meanwhile ends by itself, but it may still use the data.
+        ends = time.monotonic() + START_SECONDS
+        while _has_process_in(self.data):
+            if time.monotonic() > ends:
+                raise RuntimeError("a process of the killed server does not end")
+            time.sleep(0.02)
+
     def stop(self) -> None:
         self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _has_process_in(directory: Path) -> bool:
+    """Return whether a process works in a directory, as all processes of a server do."""
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if link.readlink() == directory:
+                return True
+    return False
 
 
 def create_data_directory(programs: Path, data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from enum import Enum, auto
 from typing import Final
 
@@ -16,6 +17,8 @@ MAX_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.1
 _TIMELINE: Final = "select left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 _STATUS: Final = "select pg_xact_status(%s::text::xid8)"
+# The lock writes to the log, so the end of this statement waits for the standby, and for all that was committed before.
+_CONFIRM: Final = "select 1 from store_info for key share"
 
 
 class CommitOutcome(Enum):
@@ -24,29 +27,43 @@ class CommitOutcome(Enum):
     UNKNOWN = auto()
 
 
-async def find_outcome(connector: PostgresConnector, loaded: LoadedBatch) -> CommitOutcome:
+async def find_outcome(connector: PostgresConnector, loaded: LoadedBatch, *, durable: bool) -> CommitOutcome:
     """Ask the server about the transaction of a batch.
 
     An entry with our digest proves the commit, also on a standby that took over. Without entries the server's record
     of transactions decides. A standby that took over may have used the id again, so only the same server is asked.
+    The commit of a `durable` batch counts when the standby has it, because the server may have ended the connection
+    while it waited for the standby.
     """
-    ends = asyncio.get_running_loop().time() + MAX_SECONDS
-    while asyncio.get_running_loop().time() < ends:
-        try:
-            connection = await connector.connect()
-        except psycopg.Error:
-            await asyncio.sleep(RETRY_SECONDS)
-            continue
-        try:
-            outcome = await _ask(connection, loaded)
-            if outcome is not None:
-                return outcome
-        except psycopg.Error:
-            pass
-        finally:
-            await connection.close()
-        await asyncio.sleep(RETRY_SECONDS)
-    return CommitOutcome.UNKNOWN
+    try:
+        async with asyncio.timeout(MAX_SECONDS):
+            while True:
+                with contextlib.suppress(psycopg.Error):
+                    outcome = await _ask_server(connector, loaded, durable=durable)
+                    if outcome is not None:
+                        return outcome
+                await asyncio.sleep(RETRY_SECONDS)
+    except TimeoutError:
+        return CommitOutcome.UNKNOWN
+
+
+async def _ask_server(connector: PostgresConnector, loaded: LoadedBatch, *, durable: bool) -> CommitOutcome | None:
+    connection = await connector.connect()
+    try:
+        outcome = await _ask(connection, loaded)
+        if outcome is CommitOutcome.COMMITTED and durable and not await _is_confirmed(connection):
+            return CommitOutcome.UNKNOWN
+        return outcome
+    finally:
+        await connection.close()
+
+
+async def _is_confirmed(connection: PgConnection) -> bool:
+    """Wait until the standby has all that was committed; return whether that wait was not cancelled."""
+    warnings: list[str] = []
+    connection.add_notice_handler(lambda notice: warnings.append(notice.severity_nonlocalized or ""))
+    await connection.execute(_CONFIRM, prepare=False)
+    return "WARNING" not in warnings
 
 
 async def _ask(connection: PgConnection, loaded: LoadedBatch) -> CommitOutcome | None:

@@ -248,12 +248,12 @@ class CommitQueue:
             if not is_connection_lost(error) or not writes:
                 raise
             self._statistics.unknown += 1
-            await self._settle_outcome(loaded, error)
+            await self._settle_outcome(loaded, error, durable=durable)
 
-    async def _settle_outcome(self, loaded: LoadedBatch, error: psycopg.Error) -> None:
+    async def _settle_outcome(self, loaded: LoadedBatch, error: psycopg.Error, *, durable: bool) -> None:
         """Return if the transaction was committed. Raises `error` if it was not, or OutcomeUnknown."""
         await self._drop_connection()
-        outcome = await find_outcome(self._connector, loaded)
+        outcome = await find_outcome(self._connector, loaded, durable=durable)
         if outcome is CommitOutcome.ABORTED:
             raise error
         if outcome is CommitOutcome.UNKNOWN:

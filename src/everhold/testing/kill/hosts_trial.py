@@ -132,6 +132,7 @@ class HostKillResult(Struct, kw_only=True):
     hosts: int
     kills: int
     drains: int
+    failovers: int
     sent: int
     acknowledged: int
     answered: int
@@ -144,7 +145,8 @@ class HostKillResult(Struct, kw_only=True):
 
     def __str__(self) -> str:
         told = (
-            f"{self.hosts} hosts, {self.kills} kills, {self.drains} drains: {self.sent} messages sent, "
+            f"{self.hosts} hosts, {self.kills} kills, {self.drains} drains, {self.failovers} failovers: "
+            f"{self.sent} messages sent, "
             f"{self.acknowledged} acknowledged, {self.answered} answered; {self.lost} lost, {self.doubled} doubled, "
             f"{self.reordered} reordered, {self.in_doubt} replies in doubt"
         )
@@ -160,7 +162,7 @@ class HostTrial:
         self.count = hosts
         self.seed = seed
         self.rng = random.Random(f"hosts/{seed}")
-        self.kills = self.drains = 0
+        self.kills = self.drains = self.failovers = 0
 
     async def run(self, *, kills: int) -> HostKillResult:
         async with ModelServer(key=http_trial.MODEL_API_KEY) as model, TelegramServer() as telegram:
@@ -192,7 +194,7 @@ class HostTrial:
         talking = [asyncio.create_task(caller.run()) for caller in callers]
         talking.append(asyncio.create_task(users.run()))
         try:
-            await self._end_hosts(pool, trigger, kills)
+            await self._break_things(pool, trigger, kills)
             users.stop = True
             for caller in callers:
                 caller.stop = True
@@ -210,7 +212,8 @@ class HostTrial:
         contents = await verdict.read_store(self.directory, url=self.store_url)
         return self._compare(pool, contents, callers, users, telegram, failures)
 
-    async def _end_hosts(self, pool: KillableHosts, trigger: http_trial.CallerTrigger, kills: int) -> None:
+    async def _break_things(self, pool: KillableHosts, trigger: http_trial.CallerTrigger, kills: int) -> None:
+        """Kill and drain hosts."""
         while self.kills < kills:
             if moment := self.rng.choice(("", "kept", "words")):
                 await trigger.wait_for(moment, seconds=http_trial.MAX_TRIGGER_SECONDS)
@@ -247,6 +250,7 @@ class HostTrial:
             hosts=self.count,
             kills=self.kills,
             drains=self.drains,
+            failovers=self.failovers,
             sent=len(requests) + len(written),
             acknowledged=len(promised),
             answered=sum(bool(it.replies) for it in requests)

@@ -1,0 +1,27 @@
+"""A synchronous pair of servers fails over under load: nothing is lost, doubled or reordered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from everhold.testing.kill.failover_trial import run_failovers, run_pair_thread
+from everhold.testing.postgres_server import find_obstacle
+from tests.hosts.test_host_kills import assert_nothing_wrong
+
+FAILOVERS = int(os.environ.get("EVERHOLD_FAILOVERS", "50"))
+FIRST = int(os.environ.get("EVERHOLD_FROM") or 0)
+FAILOVERS_PER_RUN = 10
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("first", range(FIRST, FAILOVERS, FAILOVERS_PER_RUN))
+async def test_failovers_under_load(tmp_path: Path, first: int) -> None:
+    if obstacle := find_obstacle():
+        pytest.skip(obstacle)
+    with run_pair_thread() as servers:
+        found = await run_failovers(tmp_path, servers, hosts=2, failovers=FAILOVERS_PER_RUN, seed=first)
+    assert_nothing_wrong(found)
+    assert found.failovers == FAILOVERS_PER_RUN
