@@ -23,7 +23,7 @@ from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
-from everhold.assembly.builtin_toolbox import BuiltinToolbox
+from everhold.assembly.builtin_toolbox import SKILL, BuiltinToolbox
 from everhold.assembly.host_membership import HostMembership
 from everhold.assembly.machine_needs import list_missing_programs
 from everhold.assembly.memory_providers import MemoryProviders
@@ -85,6 +85,8 @@ PAIRING_TIDY_SECONDS: Final = 600.0
 """How often the app checks whether a backup is due."""
 SHARED_RECORDS_SECONDS: Final = 2.0
 """How often a host looks for what others were told. Messages are decided by what is true when they are committed."""
+SKILL_POLL_SECONDS: Final = 5.0
+"""How often the folders of skills are read again."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
 """How often the search index catches up. A search does not wait for this, because it catches up itself first."""
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -516,6 +518,7 @@ class GatewayApp:
             ("disk_guard", self.disk_guard.watch_space),
             ("pairing", self._keep_tidying_pairing),
             ("hosts", self.hosts.keep_renewing),
+            ("skills", self._keep_skills),
             ("held", self._keep_taking_over),
             ("shared_records", self._keep_shared_records),
             ("loop_lag", self.monitor.keep_probing_loop),
@@ -808,8 +811,17 @@ class GatewayApp:
 
     async def _probe_machine(self) -> None:
         """Find out which built-in tools work on this machine, and offer those."""
-        if await self.toolbox.probe_machine(self.agents.settings.agents.values()):
+        agents = self.agents.settings.agents.values()
+        has_new_tools = await self.toolbox.probe_machine(agents)
+        if await self.toolbox.refresh_skills(agents) or has_new_tools:
             self.agents.invalidate(lambda _: True)
+
+    async def _keep_skills(self) -> None:
+        """Offer skills that were installed, changed or removed, from the next turn on."""
+        while True:
+            await asyncio.sleep(SKILL_POLL_SECONDS)
+            if await self.toolbox.refresh_skills(self.agents.settings.agents.values()):
+                self.agents.invalidate(lambda agent: SKILL in agent.tools)
 
     async def _apply_people(self) -> None:
         """Link people as configured, and record the names in memories that follow from it."""

@@ -6,8 +6,10 @@ from everhold.core.builtin_tools import BUILTIN_TOOLS, OWN_WORDS_TOOLS, SELECTAB
 
 
 def test_each_column_has_its_documented_tools() -> None:
-    assert SELECTABLE_TOOLS == ("memory", "session_search", "attach", "send", "files", "schedule", "shell", "web_fetch")
-    assert {"memory", "remember", "conclude", "send", "file_write", "file_edit", "schedule"} == OWN_WORDS_TOOLS
+    expected = ("memory", "session_search", "attach", "send", "files", "schedule", "skill", "shell", "web_fetch")
+    assert expected == SELECTABLE_TOOLS
+    own = {"memory", "remember", "conclude", "send", "file_write", "file_edit", "schedule", "skill"}
+    assert own == OWN_WORDS_TOOLS
 
 
 def test_a_tool_has_one_row_and_a_reason() -> None:

@@ -47,6 +47,7 @@ class ShellBench:
             ChildProcesses(self.home),
             ShellLimits(sandbox=kind, **limits),
             {**os.environ, "EVERHOLD_TEST_SECRET": SECRET},
+            (self.home / "skills",),
         )
 
     async def _find(self, context: ToolContext) -> Path:
@@ -64,6 +65,19 @@ async def bench(tmp_path: Path, request: pytest.FixtureRequest) -> ShellBench:
 
 
 # -- what it does ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_script_of_a_skill_can_be_run_and_not_changed(bench: ShellBench) -> None:
+    skill = bench.home / "skills" / "one"
+    skill.mkdir(parents=True)
+    (skill / "hello.sh").write_text("echo hello from the skill\n")
+    (skill / "leak").symlink_to(bench.home / ".env")
+    assert "hello from the skill" in (await bench.run(f"sh {skill}/hello.sh")).text
+    done = await bench.run(f"echo changed > {skill}/hello.sh; touch {skill}/new; cat {skill}/leak {bench.home}/.env")
+    assert done.error
+    assert SECRET not in done.text
+    assert (skill / "hello.sh").read_text() == "echo hello from the skill\n"
+    assert not (skill / "new").exists()
 
 
 async def test_a_command_works_in_the_workspace(bench: ShellBench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import sys
@@ -10,18 +11,22 @@ from pathlib import Path
 from typing import Final
 
 from everhold.assembly.agent_workspaces import AgentWorkspaces
+from everhold.assembly.skill_library import SkillLibrary
 from everhold.config import AgentSettings, ConfigProblem
 from everhold.infra.child_process import NO_SANDBOX_MEANING, ChildProcesses, SandboxKind
 from everhold.infra.fetch import UrlFetcher
+from everhold.infra.skills import Skill
 from everhold.infra.workspace import WriteIntents
 from everhold.ports.clock import Clock
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
 from everhold.tools.files import FindWorkspace, build_file_tools
 from everhold.tools.shell import ShellLimits, ShellTool, find_shell_problem
+from everhold.tools.skill import SkillTool
 from everhold.tools.web_fetch import FetchUrl, WebFetchTool
 
 FILES: Final = "files"
+SKILL: Final = "skill"
 SHELL: Final = "shell"
 WEB_FETCH: Final = "web_fetch"
 MAX_PAGE_BYTES: Final = 5_000_000
@@ -46,6 +51,7 @@ class BuiltinToolbox:
         self._fetch = fetch or UrlFetcher(most_bytes=MAX_PAGE_BYTES, is_packed_allowed=True, agent=FETCH_AGENT)
         self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store)
         self._intents = WriteIntents(home / "workspaces" / ".intents")
+        self.skills = SkillLibrary(home)
         self._clock = clock
         self._children = children
         self._environ = environ
@@ -58,6 +64,7 @@ class BuiltinToolbox:
         builders: dict[str, Callable[[], dict[str, Tool]]] = {
             FILES: lambda: build_file_tools(find_workspace, self._intents, self._clock),
             SHELL: lambda: self._build_shell(agent, find_workspace),
+            SKILL: lambda: self._build_skill_tool(agent),
             WEB_FETCH: lambda: {WEB_FETCH: WebFetchTool(self._fetch)},
         }
         return {name: build() for name, build in builders.items() if name in agent.tools}
@@ -74,7 +81,22 @@ class BuiltinToolbox:
             processes=settings.max_processes,
             cpu_seconds=settings.max_cpu_seconds,
         )
-        return {SHELL: ShellTool(find_workspace, self._children, limits, self._environ)}
+        folders = tuple(dict.fromkeys(skill.source.root for skill in self._list_offered_skills(agent).values()))
+        return {SHELL: ShellTool(find_workspace, self._children, limits, self._environ, folders)}
+
+    def _list_offered_skills(self, agent: AgentSettings) -> dict[str, Skill]:
+        return self.skills.list_skills(agent) if SKILL in agent.tools else {}
+
+    def _build_skill_tool(self, agent: AgentSettings) -> dict[str, Tool]:
+        skills = self._list_offered_skills(agent)
+        if not skills:
+            return {}
+        has_shell = SHELL in agent.tools and SandboxKind(agent.shell.sandbox) not in self._shell_problems
+        return {SKILL: SkillTool(skills, has_shell=has_shell)}
+
+    async def refresh_skills(self, agents: Iterable[AgentSettings]) -> bool:
+        """Read the folders of skills again. Return whether the offered skills change."""
+        return await asyncio.to_thread(self.skills.refresh, [agent.name for agent in agents if SKILL in agent.tools])
 
     async def probe_machine(self, agents: Iterable[AgentSettings]) -> bool:
         """Run a command in each kind of sandbox that a shell uses. Return whether the offered tools change."""
@@ -90,7 +112,10 @@ class BuiltinToolbox:
 
     def list_problems(self, agents: Iterable[AgentSettings]) -> list[ConfigProblem]:
         """Return what keeps the tools of these agents from working on this machine."""
-        found: list[ConfigProblem] = []
+        found = [
+            _make_problem(f"{problem.source}: {problem.path}: {problem.message}", problem.remedy, ("skills",))
+            for problem in self.skills.list_problems()
+        ]
         for agent in agents:
             path = ("agents", agent.name)
             if SHELL in agent.tools and (problem := self._shell_problems.get(SandboxKind(agent.shell.sandbox))):

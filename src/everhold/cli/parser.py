@@ -15,6 +15,7 @@ from everhold.cli import parser_data
 from everhold.cli.parser_memory import add_memory_setup
 from everhold.cli.parser_plugin import add_plugin_commands
 from everhold.cli.parser_service import add_service_commands, add_service_setup, add_supervision_options
+from everhold.cli.parser_skills import add_skill_commands
 
 _ID: Final = "an id, a unique prefix of one, a title, an address, or `last`"
 
@@ -273,6 +274,7 @@ def _add_inspection_commands(commands: _CommandGroup) -> None:
     audit.add_argument("id", nargs="?", metavar="ID", help=_ID)
     _add_eval_commands(commands)
     add_plugin_commands(commands)
+    add_skill_commands(commands)
     commands.add_command("agents", "list the agents with their models, memories and tools", module="agents")
     _add_people_commands(commands)
     logs = commands.add_command(

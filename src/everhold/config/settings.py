@@ -366,13 +366,15 @@ class AgentSettings(ConfigSection):
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
-    """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `files`, `shell`, `web_fetch`, an installed
-    plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a tool to
-    turns below that role."""
+    """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `skill`, `files`, `shell`, `web_fetch`, an
+    installed plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a
+    tool to turns below that role."""
     workspace: WorkspaceSettings = WorkspaceSettings()
     """The folder of the tools `files` and `shell`."""
     shell: ShellSettings = ShellSettings()
     """What commands of the tool `shell` may use."""
+    skills: tuple[Text, ...] = ("*",)
+    """Names of the skills that the tool `skill` offers, in which `*` stands for any characters."""
     send_to: tuple[Text, ...] = ()
     """To whom the `send` tool may write: `agent:NAME`, or the address of a chat. No one if not given."""
     review_every_turns: int = Field(default=10, ge=0)

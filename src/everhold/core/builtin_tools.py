@@ -14,7 +14,8 @@ class BuiltinTool(Struct, frozen=True, kw_only=True):
     selectable: bool
     """Whether `tools` of an agent's configuration may name it. `send` also comes with `send_to`, named or not."""
     own_words: bool
-    """Whether it returns only words that the agent gave it. The result of any other tool counts as foreign words."""
+    """Whether it returns only words that the agent gave it, or that an operator installed. The result of any other tool
+    counts as foreign words."""
     writes_state: bool = False
     """Whether its results may write state records. No tool of another author may."""
     part_of: str = ""
@@ -39,6 +40,7 @@ BUILTIN_TOOLS: Final = (
     BuiltinTool(name="file_write", selectable=False, own_words=True, part_of="files"),
     BuiltinTool(name="file_edit", selectable=False, own_words=True, part_of="files"),
     BuiltinTool(name="schedule", selectable=True, own_words=True, writes_state=True),
+    BuiltinTool(name="skill", selectable=True, own_words=True),
     BuiltinTool(name="shell", selectable=True, own_words=False, command="command"),
     BuiltinTool(name="web_fetch", selectable=True, own_words=False, sends="url"),
 )

@@ -155,6 +155,8 @@ class ChildPolicy:
     network: bool = False
     read_paths: tuple[Path, ...] = ()
     write_paths: tuple[Path, ...] = ()
+    home_paths: tuple[Path, ...] = ()
+    """Folders of the home that the child may read all the same. Only the gateway names them, for skills."""
     limits: ChildLimits = ChildLimits()
 
 
@@ -320,6 +322,7 @@ class ChildProcesses:
         wanted += [*also_read, *policy.read_paths]
         wanted += [path.resolve() for path in wanted]  # a link shows its target only if that is shown, too
         shown = {shown for path in wanted if path.exists() for shown in leave_out(path, self.home)}
+        shown |= {path.resolve() for path in policy.home_paths if path.is_dir() and not path.is_symlink()}
         return [str(path) for path in sorted(shown) if shown.isdisjoint(path.parents)]
 
 

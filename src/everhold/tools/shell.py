@@ -72,7 +72,10 @@ class ShellTool:
         children: ChildProcesses,
         limits: ShellLimits,
         environ: Mapping[str, str],
+        skill_folders: tuple[Path, ...] = (),
     ) -> None:
+        """`skill_folders` are shown to commands, so that they can run the scripts of skills."""
+        self._skill_folders = skill_folders
         self._find_workspace = find_workspace
         self._children = children
         self._limits = limits
@@ -139,6 +142,7 @@ class ShellTool:
         policy = ChildPolicy(
             sandbox=settings.sandbox,
             network=network,
+            home_paths=self._skill_folders,
             limits=ChildLimits(
                 memory_bytes=settings.memory_bytes, processes=settings.processes, cpu_seconds=settings.cpu_seconds
             ),

@@ -1,0 +1,276 @@
+"""Finds and reads skills: folders with a `SKILL.md` in the Agent Skills format. Links are refused, not followed.
+
+A skill is instructions that an operator installed. Nothing in it grants a right: `allowed-tools` is shown and has no
+effect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from everhold.errors import EverholdError, InvalidRequest, NotFound
+from everhold.infra.workspace import WorkspaceFolder, split_path
+
+SKILL_FILE: Final = "SKILL.md"
+MAX_SKILL_DEPTH: Final = 4
+"""How many folders below a source a skill may lie."""
+MAX_SKILLS: Final = 500
+MAX_FILES: Final = 500
+"""How many files of a skill are listed."""
+MAX_SCANNED_NAMES: Final = 5_000
+"""How many names of one source are looked at."""
+MAX_FILE_BYTES: Final = 100_000
+MAX_HEAD_CHARS: Final = 8_000
+MAX_NAME_CHARS: Final = 64
+MAX_DESCRIPTION_CHARS: Final = 1_024
+DIGEST_CHARS: Final = 12
+_NAME_PATTERN: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_LINE_PATTERN: Final = re.compile(r"([A-Za-z][A-Za-z-]{0,40}):[ \t]*(.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillSource:
+    """A folder that holds skills."""
+
+    name: str
+    """What people are told: `home`, `agent coder`, `package tools-of-ada`."""
+    root: Path
+    agent: str = ""
+    """The only agent that gets these skills; empty for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skill:
+    """One skill, as its front matter describes it."""
+
+    name: str
+    description: str
+    source: SkillSource
+    folder: str
+    """Its path below the source."""
+    digest: str
+    """Of `SKILL.md`."""
+    allowed_tools: str = ""
+    license: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillProblem:
+    """Why something in a source is no skill that is offered."""
+
+    source: str
+    path: str
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.path}: {self.message}" + (f" → {self.remedy}" if self.remedy else "")
+
+
+@dataclass(kw_only=True)
+class SkillScan:
+    """The skills of several sources, and what was refused. The first source that has a name wins."""
+
+    skills: dict[str, Skill] = field(default_factory=dict)
+    problems: list[SkillProblem] = field(default_factory=list)
+
+
+def scan_skills(sources: Iterable[SkillSource]) -> SkillScan:
+    """Read the front matter of all skills. Blocks."""
+    scan = SkillScan()
+    for source in sources:
+        if source.root.is_symlink():
+            remedy = "replace it by a folder with copies"
+            scan.problems.append(
+                SkillProblem(source=source.name, path=".", message="is a symbolic link", remedy=remedy)
+            )
+        elif source.root.is_dir():
+            _scan_source(source, scan)
+    return scan
+
+
+def _scan_source(source: SkillSource, scan: SkillScan) -> None:
+    waiting, seen = [""], 0
+    while waiting:
+        folder = waiting.pop()
+        names = _list_folder(source, folder, scan)
+        seen += len(names)
+        if seen > MAX_SCANNED_NAMES or len(scan.skills) >= MAX_SKILLS:
+            text = (
+                f"the rest is left out, because there are more than {MAX_SCANNED_NAMES:,} names or {MAX_SKILLS} skills"
+            )
+            scan.problems.append(SkillProblem(source=source.name, path=folder or ".", message=text))
+            return
+        if SKILL_FILE in names:
+            _add_skill(source, folder, scan)
+        elif folder.count("/") + bool(folder) < MAX_SKILL_DEPTH:
+            waiting += [f"{folder}/{name}".lstrip("/") for name in reversed(names) if not name.startswith(".")]
+
+
+def _list_folder(source: SkillSource, folder: str, scan: SkillScan) -> list[str]:
+    """Return the names in a folder: the folders in it, and `SKILL.md`. Links are reported."""
+    found = []
+    for entry in sorted(os.scandir(source.root / folder), key=lambda it: it.name):
+        if entry.is_symlink():
+            path = f"{folder}/{entry.name}".lstrip("/")
+            remedy = "replace it by a copy of what it leads to"
+            scan.problems.append(
+                SkillProblem(source=source.name, path=path, message="is a symbolic link", remedy=remedy)
+            )
+        elif entry.is_dir(follow_symlinks=False) or entry.name == SKILL_FILE:
+            found.append(entry.name)
+    return found
+
+
+def _add_skill(source: SkillSource, folder: str, scan: SkillScan) -> None:
+    path = f"{folder}/{SKILL_FILE}".lstrip("/")
+    try:
+        skill = read_skill(source, folder)
+    except EverholdError as error:
+        scan.problems.append(SkillProblem(source=source.name, path=path, message=error.message, remedy=error.remedy))
+        return
+    other = scan.skills.get(skill.name)
+    if other is not None:
+        message = f"the skill {skill.name} is also in {other.source.name}, which counts"
+        scan.problems.append(SkillProblem(source=source.name, path=path, message=message, remedy="rename one of them"))
+        return
+    scan.skills[skill.name] = skill
+
+
+def read_skill(source: SkillSource, folder: str) -> Skill:
+    """Read the front matter of one skill. Raises InvalidRequest or NotFound with what is wrong."""
+    data = WorkspaceFolder(source.root).read_file(f"{folder}/{SKILL_FILE}", max_bytes=MAX_FILE_BYTES)
+    head, _ = split_front_matter(_decode(data))
+    name, description = _get_text(head, "name"), _get_text(head, "description")
+    if not _NAME_PATTERN.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        raise InvalidRequest(
+            f"its name is {name[:80]!r}" if name else "it has no name",
+            remedy=f"write `name:` with small letters, digits and single hyphens, at most {MAX_NAME_CHARS} characters",
+        )
+    if not description or len(description) > MAX_DESCRIPTION_CHARS:
+        raise InvalidRequest(
+            f"its description has {len(description):,} characters",
+            remedy=f"write `description:` with 1 to {MAX_DESCRIPTION_CHARS:,} characters",
+        )
+    return Skill(
+        name=name,
+        description=" ".join(description.split()),
+        source=source,
+        folder=folder,
+        digest=compute_digest(data),
+        allowed_tools=_get_text(head, "allowed-tools")[:MAX_DESCRIPTION_CHARS],
+        license=_get_text(head, "license")[:200],
+    )
+
+
+def read_skill_file(skill: Skill, path: str = SKILL_FILE) -> bytes:
+    """Return a file of a skill. Raises InvalidRequest or NotFound if it is no file in it, or too large."""
+    parts = split_path(path)
+    return WorkspaceFolder(skill.source.root).read_file(
+        "/".join((skill.folder, *parts)).lstrip("/"), max_bytes=MAX_FILE_BYTES
+    )
+
+
+def list_skill_files(skill: Skill) -> list[str]:
+    """Return the files of a skill besides `SKILL.md`, sorted, at most `MAX_FILES`."""
+    found: list[str] = []
+    for file in WorkspaceFolder(skill.source.root).list_files(skill.folder or "."):
+        name = file.path.removeprefix(f"{skill.folder}/")
+        if not file.is_folder and name != SKILL_FILE:
+            found.append(name)
+        if len(found) >= MAX_FILES:
+            break
+    return found
+
+
+def check_skill_folder(root: Path) -> Skill:
+    """Check a folder before it is installed: its front matter, links in it, and the size of its files."""
+    source = SkillSource(name=str(root), root=root.parent)
+    if root.is_symlink() or not root.is_dir():
+        raise InvalidRequest(f"{root} is no folder", remedy=f"name the folder with the {SKILL_FILE}")
+    skill = read_skill(source, root.name)
+    count = 0
+    for here, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            count += 1
+            path = Path(here, name)
+            state = path.lstat()
+            inner = path.relative_to(root)
+            if stat.S_ISLNK(state.st_mode):
+                raise InvalidRequest(f"{inner} is a symbolic link", remedy="replace it by a copy of what it leads to")
+            if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
+                raise InvalidRequest(f"{inner} is no ordinary file", remedy="remove it")
+            if stat.S_ISREG(state.st_mode) and state.st_size > MAX_FILE_BYTES:
+                raise InvalidRequest(
+                    f"{inner} has {state.st_size:,} bytes, and a file of a skill may have {MAX_FILE_BYTES:,}",
+                    remedy="make it smaller, or leave it out",
+                )
+            if count > MAX_FILES:
+                raise InvalidRequest(f"it has more than {MAX_FILES} files", remedy="leave some out")
+    return skill
+
+
+def compute_digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:DIGEST_CHARS]
+
+
+# -- front matter ------------------------------------------------------------------------------------------------------
+
+
+def split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
+    """Return the keys between the lines `---`, and the text after them. Raises InvalidRequest if there are none."""
+    lines = text.splitlines(keepends=True)
+    if not lines or lines[0].strip() != "---":
+        raise InvalidRequest("it does not begin with front matter", remedy="begin with ---, name:, description:, ---")
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if end is None:
+        raise InvalidRequest("its front matter has no end", remedy="write --- after the last key")
+    head = "".join(lines[1:end])
+    if len(head) > MAX_HEAD_CHARS:
+        raise InvalidRequest(
+            f"its front matter has {len(head):,} characters, and may have {MAX_HEAD_CHARS:,}", remedy="shorten it"
+        )
+    return _parse_head(head), "".join(lines[end + 1 :]).strip()
+
+
+def _parse_head(head: str) -> Mapping[str, Any]:
+    """Parse YAML, and lines `key: value` if it is none: many skills have a colon in an unquoted description."""
+    try:
+        found = YAML(typ="safe", pure=True).load(head)
+    except (YAMLError, RecursionError, ValueError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    lines = (_LINE_PATTERN.fullmatch(line.rstrip()) for line in head.splitlines())
+    return {match[1]: match[2] for match in lines if match is not None}
+
+
+def _get_text(head: Mapping[str, Any], key: str) -> str:
+    value = head.get(key)
+    if isinstance(value, list):
+        value = " ".join(it for it in value if isinstance(it, str))
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidRequest("it is not UTF-8 text", remedy="save it as UTF-8") from None
+
+
+def find_skill(skills: Mapping[str, Skill], name: str) -> Skill:
+    """Return a skill by its name. Raises NotFound."""
+    if (skill := skills.get(name)) is None:
+        raise NotFound(f"there is no skill {name[:MAX_NAME_CHARS]!r}", remedy="`everhold skills list` shows the skills")
+    return skill
