@@ -981,7 +981,9 @@ class GatewayApp:
             search = SessionSearchTool(memory, self.store, notes=self.agents.fact_cache)
             found.add("session_search", {"session_search": search})
         if "schedule" in settings.tools:
-            schedule = ScheduleTool(self.store, self.clock, self.chance, lambda: self.agents.settings.zone)
+            schedule = ScheduleTool(
+                self.store, self.clock, self.chance, lambda: self.agents.settings.zone, settings.send_to
+            )
             found.add("schedule", {"schedule": schedule})
         for name, tools in self.toolbox.build_tools(settings).items():
             found.add(name, tools)

@@ -7,7 +7,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
+from cronsim import CronSim, CronSimError
+from hypothesis import assume, given, settings, strategies as st
 
 from everhold.core.entries import ChatLocation
 from everhold.core.schedule import (
@@ -15,11 +16,14 @@ from everhold.core.schedule import (
     DateRule,
     DelayRule,
     IntervalRule,
+    MissedRuns,
     NextTimeRule,
     Schedule,
     find_due_tick,
     find_next_tick,
+    is_skipped,
     parse_rule,
+    request_run,
 )
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -58,6 +62,28 @@ def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) ->
         ("weekdays 8:30 go", CronRule(minutes=(30,), hours=(8,), weekdays=(0, 1, 2, 3, 4)), "go"),
         ("mon,friday 18:00 go", CronRule(minutes=(0,), hours=(18,), weekdays=(0, 4)), "go"),
         ("at 2027-01-31 09:00 go", DateRule((2027, 1, 31, 9, 0)), "go"),
+        ("on 2027-01-31 at 9pm go", DateRule((2027, 1, 31, 21, 0)), "go"),
+        ("tomorrow at 9am wake me", NextTimeRule((9, 0), tomorrow=True), "wake me"),
+        ("tomorrow at 9:00 pm wake me", NextTimeRule((21, 0), tomorrow=True), "wake me"),
+        ("tonight at 8 film", NextTimeRule((20, 0)), "film"),
+        ("at noon eat", NextTimeRule((12, 0)), "eat"),
+        ("at 12am sleep", NextTimeRule((0, 0)), "sleep"),
+        ("on friday at 18:00 go", NextTimeRule((18, 0), weekday=4), "go"),
+        ("next tue at 7 go", NextTimeRule((7, 0), weekday=1), "go"),
+        ("in an hour go", DelayRule(3600.0), "go"),
+        ("in half an hour go", DelayRule(1800.0), "go"),
+        ("every hour look", IntervalRule(3600.0), "look"),
+        ("hourly look", IntervalRule(3600.0), "look"),
+        ("every half hour look", IntervalRule(1800.0), "look"),
+        ("every week look", IntervalRule(604_800.0), "look"),
+        ("every day at 9 stand up", CronRule(minutes=(0,), hours=(9,)), "stand up"),
+        ("daily at 7pm stand up", CronRule(minutes=(0,), hours=(19,)), "stand up"),
+        ("every weekday at 8:30 go", CronRule(minutes=(30,), hours=(8,), weekdays=(0, 1, 2, 3, 4)), "go"),
+        ("every weekend at noon rest", CronRule(minutes=(0,), hours=(12,), weekdays=(5, 6)), "rest"),
+        ("monday and thursday at noon go", CronRule(minutes=(0,), hours=(12,), weekdays=(0, 3)), "go"),
+        ("mondays, fridays at 9am go", CronRule(minutes=(0,), hours=(9,), weekdays=(0, 4)), "go"),
+        ("monthly on the last day at 18:00 pay", CronRule(minutes=(0,), hours=(18,), days=(32,)), "pay"),
+        ("every month on the 1st at 9 pay", CronRule(minutes=(0,), hours=(9,), days=(1,)), "pay"),
         ("*/30 8-9 1 1,7 * go", CronRule(minutes=(0, 30), hours=(8, 9), days=(1,), months=(1, 7)), "go"),
         ("0 9 * * 0 go", CronRule(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
         ("0 9 * * 7 go", CronRule(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
@@ -102,6 +128,13 @@ def test_a_rule_is_parsed_and_the_rest_is_kept_as_text(text: str, rule: object, 
         "*/0 * * * * x",
         "5-1 * * * * x",
         "1 2 3 4 x",
+        "tomorrow 9 apples",
+        "at 13pm x",
+        "on someday at 9 x",
+        "every half minute x",
+        "monthly on the 32nd at 9 x",
+        "monday and pizza at 9 x",
+        "in a moment x",
     ],
 )
 def test_a_text_without_a_rule_gives_no_schedule(text: str) -> None:
@@ -109,7 +142,7 @@ def test_a_text_without_a_rule_gives_no_schedule(text: str) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(alphabet="0123456789*/,- abcdefgh:", max_size=30))
+@given(st.text(alphabet="0123456789*/,- abcdefgh:tomnwkiy", max_size=30))
 def test_any_text_is_parsed_without_an_error(text: str) -> None:
     found = parse_rule(text)
     if found is not None:
@@ -286,3 +319,65 @@ def test_l_is_the_last_day_of_every_month() -> None:
 def test_other_words_are_no_names(text: str) -> None:
     found = parse_rule(text)
     assert found is None or found[2], "the rest is the message"
+
+
+CRON_FIELDS = st.tuples(
+    st.sampled_from(["*", "0", "30", "*/15", "5,40", "10-20/5"]),
+    st.sampled_from(["*", "8", "0", "*/6", "9-17", "2,14"]),
+    st.sampled_from(["*", "1", "31", "L", "1,15", "*/10"]),
+    st.sampled_from(["*", "2", "JAN", "4,11", "jun-aug"]),
+    st.sampled_from(["*", "0", "7", "MON", "1-5", "sat,sun"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CRON_FIELDS, st.integers(min_value=1_600_000_000, max_value=1_900_000_000))
+def test_cron_agrees_with_another_program(fields: tuple[str, ...], after: int) -> None:
+    """Another project's reading of cron is the oracle, in a zone without clock changes."""
+    words = " ".join(fields)
+    # There a field that begins with * is unrestricted for the rule of days; here only * itself is.
+    assume(not (fields[2].startswith("*/") and fields[4] != "*"))
+    found = parse_rule(f"{words} x")
+    assert found is not None
+    now = float(after)
+    try:
+        oracle = CronSim(words, datetime.datetime.fromtimestamp(after, datetime.UTC))
+    except CronSimError:  # a day that no such month has
+        assert fields[2] == "31"
+        assert fields[4] != "*" or find_next_tick(found[0], after=now, made=now, zone=datetime.UTC) is None
+        return
+    for _ in range(5):
+        tick = find_next_tick(found[0], after=now, made=now, zone=datetime.UTC)
+        assert tick == next(oracle).timestamp()
+        now = tick
+
+
+def test_a_run_that_is_asked_for_leaves_the_rule_and_a_pause_as_they_are() -> None:
+    found = parse_rule("every 1h x")
+    assert found is not None
+    place = ChatLocation(platform="fake", account="main", chat="1")
+    it = Schedule(id="a", rule=found[0], words="", text="x", place=place, sender="1", kind="dm", made=0.0, off=True)
+    asked = request_run(it, now=5.0)
+    assert (asked.asked, asked.off, asked.last) == (5.0, True, 0.0)
+
+
+@pytest.mark.parametrize(
+    "missed, late, left_out",
+    [("latest", 90_000.0, False), ("skip", 60.0, False), ("skip", 600.0, False), ("skip", 601.0, True)],
+)
+def test_only_a_run_that_is_really_late_is_left_out(missed: str, late: float, left_out: bool) -> None:
+    found = parse_rule("every 1h x")
+    assert found is not None
+    place = ChatLocation(platform="fake", account="main", chat="1")
+    it = Schedule(
+        id="a",
+        rule=found[0],
+        words="",
+        text="x",
+        place=place,
+        sender="1",
+        kind="dm",
+        made=0.0,
+        missed=MissedRuns(missed),
+    )
+    assert is_skipped(it, 1_000.0, now=1_000.0 + late) is left_out

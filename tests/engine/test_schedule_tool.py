@@ -12,7 +12,7 @@ import pytest
 
 from everhold.core.entries import Returned, ToolCall
 from everhold.core.roles import ChatPlace, PersonRole
-from everhold.core.schedule import MAX_SCHEDULES, Schedule
+from everhold.core.schedule import MAX_SCHEDULES, MissedRuns, Schedule
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.platform import SCHEDULED_EVENT
 from everhold.ports.store import Change, StateNamespace, Step
@@ -29,9 +29,12 @@ ZONE = datetime.UTC
 class ScheduleScenario(RolesScenario):
     """An agent with the tool `schedule`, whose model calls it with what a test says."""
 
+    send_to: tuple[str, ...] = ()
+
     def use_tool(self) -> None:
         gateway = self.gateway
-        tool = ScheduleTool(gateway.store, gateway.clock, gateway.chance, lambda: ZONE)
+        tool = ScheduleTool(gateway.store, gateway.clock, gateway.chance, lambda: ZONE, self.send_to)
+        gateway.runtimes.settings["send_to"] = self.send_to
         gateway.runtimes.tools = {"schedule": tool}
 
     def call(self, role: PersonRole = OWNER, place: ChatPlace = DIRECT, **arguments: Any) -> str:
@@ -184,3 +187,46 @@ def test_people_pause_and_resume_by_command(scenario: ScheduleScenario) -> None:
     assert "paused" in scenario.ask("/schedule", OWNER, DIRECT)
     assert scenario.ask(f"/schedule resume {schedule.id}", OWNER, DIRECT) == "It fires again."
     assert scenario.ask("/schedule pause nothing", OWNER, DIRECT).startswith("This chat has no such schedule")
+
+
+def test_a_run_is_asked_for_by_tool_and_command_and_fires_when_the_runner_looks(scenario: ScheduleScenario) -> None:
+    scenario.call(action="create", when="every weekday at 8:30", text="look", missed="skip")
+    (schedule,) = scenario.list_schedules()
+    assert schedule.missed is MissedRuns.SKIP
+    assert "next: now" in scenario.call(action="run", id=schedule.id)
+    assert scenario.list_schedules()[0].asked
+    assert scenario.ask(f"/schedule run {schedule.id}", OWNER, DIRECT) == "It fires now."
+    assert "must be latest or skip" in scenario.call(action="create", when="hourly", text="x", missed="never")
+
+
+def test_a_command_takes_natural_phrases_and_options(scenario: ScheduleScenario) -> None:
+    scenario.ask("/schedule every monday at 9am stand up --skip-missed", OWNER, DIRECT)
+    (schedule,) = scenario.list_schedules()
+    assert (schedule.text, schedule.missed) == ("stand up", MissedRuns.SKIP)
+    assert "next 20" in scenario.ask("/schedule", OWNER, DIRECT)
+    refused = scenario.ask("/schedule hourly look --to agent:main:fake:group:g", OWNER, DIRECT)
+    assert "is not among send_to" in refused
+    assert len(scenario.list_schedules()) == 1
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_schedule_delivers_elsewhere_only_where_send_to_and_the_person_allow(
+    scenario: ScheduleScenario, by_command: bool
+) -> None:
+    here, elsewhere = "agent:main:other:group:team", "agent:main:fake:group:team"
+    scenario.send_to = (here, elsewhere, "agent:coder", "agent:coder:fake:group:team")
+    scenario.use_tool()
+
+    def make(to: str) -> str:
+        if by_command:
+            return scenario.ask(f"/schedule hourly look --to {to}", OWNER, DIRECT)
+        return scenario.call(action="create", when="hourly", text="look", to=to)
+
+    assert "is not among send_to" in make("agent:main:fake:group:secret")
+    assert "conversation of another agent" in make("agent:coder:fake:group:team")
+    assert "is not known on other" in make(here)
+    assert scenario.list_schedules() == []
+    make(elsewhere)
+    (schedule,) = scenario.list_schedules()
+    assert (schedule.place.platform, schedule.place.chat, schedule.kind) == ("fake", "team", "group")
+    assert schedule.address.endswith(":dm:1"), "it is listed where it was made"

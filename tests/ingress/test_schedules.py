@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from everhold.config import parse_settings
 from everhold.core.entries import ChatLocation, Heard
-from everhold.core.schedule import Schedule, parse_rule
+from everhold.core.schedule import MissedRuns, Schedule, parse_rule, request_run
 from everhold.engine.budgets import BudgetLimit
 from everhold.errors import NotFound, Transient
 from everhold.ingress.schedules import ScheduleRunner
@@ -42,7 +43,9 @@ def schedules(harness: IngressHarness, accept: object = None, zone: datetime.tzi
     )
 
 
-async def keep(harness: IngressHarness, words: str, *, sender: str = "1001", id: str = "s1", chat: str = "") -> None:
+async def keep(
+    harness: IngressHarness, words: str, *, sender: str = "1001", id: str = "s1", chat: str = "", **more: Any
+) -> None:
     found = parse_rule(f"{words} good morning")
     assert found is not None
     place = ChatLocation(platform="fake", account="main", chat=chat or sender)
@@ -56,6 +59,7 @@ async def keep(harness: IngressHarness, words: str, *, sender: str = "1001", id:
         kind="dm",
         made=harness.clock.at,
         agent="main",
+        **more,
     )
     value = msgspec.json.encode(it).decode()
     write = StateWrite(namespace=StateNamespace.SCHEDULE, key=id, value=value, version=0)
@@ -69,7 +73,7 @@ async def heard(harness: IngressHarness) -> list[str]:
 async def test_a_tick_fires_once_with_two_processes(harness: IngressHarness) -> None:
     await harness.send_and_read("hello")
     await keep(harness, "every 1h")
-    assert await schedules(harness).fire_due() == pytest.approx(20.0)
+    assert await schedules(harness).fire_due() == pytest.approx(5.0)
     assert await heard(harness) == ["hello"]
     harness.clock.at += 3600
     for _ in range(3):
@@ -156,8 +160,8 @@ async def test_a_one_time_schedule_is_deleted_after_it_fired(harness: IngressHar
 
 async def test_fire_due_returns_the_seconds_until_the_next_tick(harness: IngressHarness) -> None:
     await keep(harness, "every 1m")
-    harness.clock.at += 50
-    assert await schedules(harness).fire_due() == pytest.approx(10.0)
+    harness.clock.at += 57
+    assert await schedules(harness).fire_due() == pytest.approx(3.0)
 
 
 async def test_a_schedule_can_be_listed_and_deleted(harness: IngressHarness) -> None:
@@ -186,7 +190,7 @@ def test_people_create_list_and_delete_schedules_in_their_chat(tmp_path: Path) -
         assert "First at 2023-11-1" in replies[3]
         id = replies[3].partition("(")[2].partition(")")[0]
         gateway.send_message("/schedule list")
-        assert gateway.list_shown_texts()[-1] == f"{id} · every 2h · drink water"
+        assert gateway.list_shown_texts()[-1].startswith(f"{id} · every 2h · next ")
         gateway.send_message("/schedule remove nonsense")
         assert "no such schedule" in gateway.list_shown_texts()[-1]
         gateway.send_message(f"/schedule remove {id}")
@@ -287,3 +291,63 @@ def test_a_schedule_is_charged_to_the_background_budget(tmp_path: Path) -> None:
         gateway.send_message("are you there?")
         assert gateway.list_shown_texts()[-1] == "You said: are you there?", "a person's messages have another budget"
         gateway.assert_sound()
+
+
+async def test_missed_runs_are_left_out_if_the_schedule_says_so(harness: IngressHarness) -> None:
+    await harness.send_and_read("hello")
+    await keep(harness, "every 1h", missed=MissedRuns.SKIP)
+    harness.clock.at += 7 * 3600 + 1_800
+    await schedules(harness).fire_due()
+    assert await heard(harness) == ["hello"]
+    assert harness.log.find_events("schedule.skipped")
+    harness.clock.at += 1_800 + 60
+    await schedules(harness).fire_due()
+    assert await heard(harness) == ["hello", "good morning"], "the next one in time fires"
+
+
+async def test_a_one_time_schedule_that_was_missed_and_left_out_is_deleted(harness: IngressHarness) -> None:
+    await harness.send_and_read("hello")
+    await keep(harness, "in 1h", missed=MissedRuns.SKIP)
+    harness.clock.at += 7_200
+    await schedules(harness).fire_due()
+    assert await heard(harness) == ["hello"]
+    assert await schedules(harness).list_schedules() == []
+
+
+async def ask_for_run(harness: IngressHarness) -> None:
+    (record,) = await harness.store.list_state_records(StateNamespace.SCHEDULE)
+    it = request_run(msgspec.json.decode(record.value, type=Schedule), now=harness.clock.at)
+    write = record.replace_with(msgspec.json.encode(it).decode())
+    await harness.store.commit(Change(step=Step.STATE, session="", at=harness.clock.at, state_writes=(write,)))
+
+
+@pytest.mark.parametrize("off", [False, True])
+async def test_a_run_that_is_asked_for_fires_once_and_moves_nothing(harness: IngressHarness, off: bool) -> None:
+    await harness.send_and_read("hello")
+    await keep(harness, "every 1h", off=off)
+    for expected in (1, 2):
+        await ask_for_run(harness)
+        for _ in range(2):
+            await schedules(harness).fire_due()
+        assert (await heard(harness)).count("good morning") == expected
+        harness.clock.at += 10
+    (kept,) = await schedules(harness).list_schedules()
+    assert (kept.asked, kept.last, kept.off) == (0.0, 0.0, off)
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_crash_around_a_run_that_is_asked_for_leaves_one(harness: IngressHarness, after: bool) -> None:
+    await harness.send_and_read("hello")
+    await keep(harness, "every 1h")
+    await ask_for_run(harness)
+
+    async def crash(incoming: IncomingMessage) -> AcceptResult:
+        if after:
+            await harness.accept(incoming)
+        raise ProcessKilled
+
+    with pytest.raises(ProcessKilled):
+        await schedules(harness, crash).fire_due()
+    await schedules(harness).fire_due()
+    await schedules(harness).fire_due()
+    assert (await heard(harness)).count("good morning") == 1

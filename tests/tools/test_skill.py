@@ -10,7 +10,7 @@ import pytest
 from everhold.core.entries import Stamp
 from everhold.core.policy import ToolReach
 from everhold.errors import EverholdError, NotFound
-from everhold.infra.skills import Skill, SkillSource, scan_skills
+from everhold.infra.skills import InstalledSkill, SkillSource, scan_skills
 from everhold.ports.tool import ToolContext, ToolEffect, get_reach
 from everhold.tools.skill import MAX_CATALOGUE_CHARS, SkillTool, render_catalogue
 from tests.infra.test_skills import make_skill
@@ -22,10 +22,13 @@ def make_tool(root: Path, *, has_shell: bool = False) -> SkillTool:
     return SkillTool(scan_skills([SkillSource(name="home", root=root)]).skills, has_shell=has_shell)
 
 
-def make_many(count: int, description: str) -> dict[str, Skill]:
+def make_many(count: int, description: str) -> dict[str, InstalledSkill]:
     source = SkillSource(name="home", root=Path("/nowhere"))
     names = [f"skill-{number}" for number in range(count)]
-    return {name: Skill(name=name, description=description, source=source, folder=name, digest="0") for name in names}
+    return {
+        name: InstalledSkill(name=name, description=description, source=source, folder=name, digest="0")
+        for name in names
+    }
 
 
 async def test_the_instructions_name_their_digest_and_files(tmp_path: Path) -> None:

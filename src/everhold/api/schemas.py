@@ -1052,6 +1052,9 @@ class ScheduleView(Struct):
     last: float
     next: float | None
     next_local: str
+    paused: bool
+    missed: str
+    """`latest`: the latest run that a downtime missed is made up for; `skip`: none is."""
 
 
 class ScheduleListResponse(Struct):

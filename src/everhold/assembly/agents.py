@@ -237,6 +237,7 @@ class ConfiguredAgents:
             get_policy=lambda: self.policy,
             is_operator=self._is_operator,
             wait_for_tools=self.wait_for_tools(settings),
+            send_to=settings.send_to,
             memories=tuple(memory.name for memory in settings.memories if memory.name != BUILTIN_MEMORY),
             pacing=build_pacing(settings),
             switch_memories=tuple(

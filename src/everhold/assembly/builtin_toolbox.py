@@ -15,7 +15,7 @@ from everhold.assembly.skill_library import SkillLibrary
 from everhold.config import AgentSettings, ConfigProblem
 from everhold.infra.child_process import NO_SANDBOX_MEANING, ChildProcesses, SandboxKind
 from everhold.infra.fetch import UrlFetcher
-from everhold.infra.skills import Skill
+from everhold.infra.skills import InstalledSkill
 from everhold.infra.workspace import WriteIntents
 from everhold.ports.clock import Clock
 from everhold.ports.store import Store
@@ -84,7 +84,7 @@ class BuiltinToolbox:
         folders = tuple(dict.fromkeys(skill.source.root for skill in self._list_offered_skills(agent).values()))
         return {SHELL: ShellTool(find_workspace, self._children, limits, self._environ, folders)}
 
-    def _list_offered_skills(self, agent: AgentSettings) -> dict[str, Skill]:
+    def _list_offered_skills(self, agent: AgentSettings) -> dict[str, InstalledSkill]:
         return self.skills.list_skills(agent) if SKILL in agent.tools else {}
 
     def _build_skill_tool(self, agent: AgentSettings) -> dict[str, Tool]:

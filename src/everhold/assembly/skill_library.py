@@ -11,7 +11,7 @@ from typing import Final
 
 from everhold.config import AgentSettings
 from everhold.core.policy import does_pattern_fit
-from everhold.infra.skills import Skill, SkillProblem, SkillScan, SkillSource, scan_skills
+from everhold.infra.skills import InstalledSkill, SkillProblem, SkillScan, SkillSource, scan_skills
 
 SKILLS: Final = "skills"
 AGENTS: Final = "agents"
@@ -34,7 +34,7 @@ class SkillLibrary:
         self._scans = scans
         return changed
 
-    def list_skills(self, agent: AgentSettings) -> dict[str, Skill]:
+    def list_skills(self, agent: AgentSettings) -> dict[str, InstalledSkill]:
         """Return the skills that an agent is offered, by name."""
         scan = self._scans.get(agent.name)
         if scan is None:

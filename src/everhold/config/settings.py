@@ -365,7 +365,7 @@ class AgentSettings(ConfigSection):
     """Which people share a session."""
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
-    tools: tuple[Text, ...] = ("memory", "session_search", "attach")
+    tools: tuple[Text, ...] = ("memory", "session_search", "attach", "schedule", "skill")
     """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `skill`, `files`, `shell`, `web_fetch`, an
     installed plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a
     tool to turns below that role."""

@@ -30,8 +30,8 @@ QUIETLY: Final = "quietly"
 
 
 SCHEDULE_LIST_WORDS: Final = ("", "list")
-SCHEDULE_REMOVE_WORDS: Final = ("remove", "delete", "pause", "resume")
-"""Words after `/schedule` that list the schedules, or remove or pause one. Everything else adds one."""
+SCHEDULE_REMOVE_WORDS: Final = ("remove", "delete", "pause", "resume", "run")
+"""Words after `/schedule` that list the schedules, or remove, pause or run one. Everything else adds one."""
 
 # -- parsers of arguments ----------------------------------------------------------------------------------------------
 # A parser never raises. It returns what its command's handler takes as its second parameter.
@@ -148,7 +148,7 @@ COMMAND_SPECS: Final = (
     CommandSpec("sessions", "List your sessions"),
     CommandSpec("whoami", "Show who you are to everhold"),
     CommandSpec("schedule", "List, add or change scheduled messages",
-                "[WHEN TEXT | remove ID | pause ID | resume ID]"),
+                "[WHEN TEXT | run ID | pause ID | resume ID | remove ID]"),
     CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]"),
     CommandSpec("halt", "Silence every agent in this chat"),
     CommandSpec("wake", "Let the agents in this chat answer again"),

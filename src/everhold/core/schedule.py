@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import re
 from typing import Final, TypeAlias
 
@@ -16,10 +17,14 @@ MAX_SCHEDULES: Final = 20
 MAX_LOOKAHEAD_DAYS: Final = 366 * 8
 """How far ahead ticks are searched. A 29th of February occurs in this time."""
 SCHEDULE_HELP: Final = (
-    "/schedule in 20m TEXT, /schedule at 18:00 TEXT, /schedule tomorrow 9:00 TEXT, /schedule at 2027-01-31 09:00 TEXT, "
-    "/schedule every 2h TEXT, /schedule daily 08:30 TEXT, /schedule mon,fri 18:00 TEXT, /schedule 30 8 * * 1-5 TEXT; "
-    "/schedule lists, /schedule remove ID, /schedule pause ID, /schedule resume ID"
+    "/schedule in 20m TEXT, /schedule tomorrow at 9am TEXT, /schedule on friday at 18:00 TEXT, "
+    "/schedule at 2027-01-31 09:00 TEXT, /schedule every 2h TEXT, /schedule every weekday at 8:30 TEXT, "
+    "/schedule monthly on the last day at noon TEXT, /schedule 30 8 * * 1-5 TEXT; /schedule lists, /schedule run ID, "
+    "/schedule pause ID, /schedule resume ID, /schedule remove ID. After TEXT: --to ADDRESS delivers elsewhere, "
+    "--skip-missed leaves out what a downtime missed"
 )
+MISSED_GRACE_SECONDS: Final = 600.0
+"""A schedule that leaves out missed runs still fires if it is this late at most."""
 
 _DAY_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_GROUPS: Final = {
@@ -39,6 +44,23 @@ _MONTH_FIELD: Final = rf"(?:(?:\d++|{'|'.join(_MONTH_NAMES)}|\*)[-/,]?)++"
 _WEEKDAY_FIELD: Final = rf"(?:(?:\d++|{'|'.join(_DAY_NAMES)}|\*)[-/,]?)++"
 _CRON_PATTERN: Final = re.compile(
     rf"({_NUMBERS}\s++{_NUMBERS}\s++(?:L|{_NUMBERS})\s++{_MONTH_FIELD}\s++{_WEEKDAY_FIELD})(?:\s+|$)",
+    re.IGNORECASE,
+)
+# What people say. A time of day is 9:30, 9am, 9:30 pm, noon, midnight or, after "at", 9.
+_CLOCK: Final = r"(noon|midnight|\d{1,2}(?::\d\d)?(?: ?[ap]m)?)(?:\s+|$)"
+_ONE_SPAN_PATTERN: Final = re.compile(
+    r"(?:(in|every|each)\s+(?:(half\s+an?|half)\s+)?(?:an?\s+|one\s+)?(minute|hour|day|week)|(hourly))(?:\s+|$)",
+    re.IGNORECASE,
+)
+_MOMENT_PATTERN: Final = re.compile(
+    rf"(?:(today|tonight|tomorrow)\s+(at\s+)?|(?:on|next)\s+(?:([a-z]{{3,9}})|(\d{{4}}-\d\d-\d\d))\s+(at\s+)?|(at\s+)){_CLOCK}",
+    re.IGNORECASE,
+)
+_REPEATED_PATTERN: Final = re.compile(
+    rf"(?:(?:every|each)\s+)?([a-z]{{3,9}}(?:(?:,\s?|\s+and\s+)[a-z]{{3,9}}){{0,6}})\s+(at\s+)?{_CLOCK}", re.IGNORECASE
+)
+_MONTHLY_PATTERN: Final = re.compile(
+    rf"(?:every month|monthly)\s+on\s+the\s+(?:(last)\s+day|(\d{{1,2}})(?:st|nd|rd|th)?)\s+(at\s+)?{_CLOCK}",
     re.IGNORECASE,
 )
 LAST_DAY: Final = 32
@@ -69,6 +91,8 @@ class NextTimeRule(Struct, frozen=True, tag="soon"):
 
     at: tuple[int, int]
     tomorrow: bool = False
+    weekday: int | None = None
+    """Monday is 0; None: the next day that fits."""
 
 
 class CronRule(Struct, frozen=True, tag="cron"):
@@ -81,6 +105,15 @@ class CronRule(Struct, frozen=True, tag="cron"):
     months: tuple[int, ...] = ()
     weekdays: tuple[int, ...] = ()
     """Monday is 0; empty: any."""
+
+
+class MissedRuns(enum.StrEnum):
+    """What happens to runs that a downtime missed."""
+
+    LATEST = "latest"
+    """The latest one is made up for."""
+    SKIP = "skip"
+    """None is, unless it is only a few minutes late."""
 
 
 ScheduleRule: TypeAlias = IntervalRule | DateRule | DelayRule | NextTimeRule | CronRule
@@ -104,6 +137,9 @@ class Schedule(Struct, frozen=True, omit_defaults=True):
     off: bool = False
     address: str = ""
     """The conversation in which it was made."""
+    missed: MissedRuns = MissedRuns.LATEST
+    asked: float = 0.0
+    """When a person asked for a run besides those of the rule; 0 if that run was fired."""
 
 
 def parse_rule(text: str) -> tuple[ScheduleRule, str, str] | None:
@@ -112,9 +148,13 @@ def parse_rule(text: str) -> tuple[ScheduleRule, str, str] | None:
         (_EVERY_PATTERN.match, _parse_interval),
         (_IN_PATTERN.match, _parse_delay),
         (_DATE_PATTERN.match, _parse_date),
+        (_MOMENT_PATTERN.match, _parse_moment),
+        (_REPEATED_PATTERN.match, _parse_repeated),
         (_NEXT_TIME_PATTERN.match, _parse_next_time),
         (_NAMED_DAYS_PATTERN.match, _parse_named_days),
         (_CRON_PATTERN.match, _parse_cron),
+        (_ONE_SPAN_PATTERN.match, _parse_one_span),
+        (_MONTHLY_PATTERN.match, _parse_monthly),
     ):
         found = match_rule(text)
         if found is not None and (rule := read(found)) is not None:
@@ -133,9 +173,12 @@ def find_next_tick(rule: ScheduleRule, *, after: float, made: float, zone: datet
             return moment if moment > after else None
         case DelayRule(seconds=seconds):
             return made + seconds if made + seconds > after else None
-        case NextTimeRule(at=at, tomorrow=tomorrow):
+        case NextTimeRule(at=at, tomorrow=tomorrow, weekday=weekday):
+            weekdays = () if weekday is None else (weekday,)
             tick = _find_next_of(
-                CronRule(minutes=at[1:], hours=at[:1]), _find_end_of_day(made, zone) if tomorrow else made, zone
+                CronRule(minutes=at[1:], hours=at[:1], weekdays=weekdays),
+                _find_end_of_day(made, zone) if tomorrow else made,
+                zone,
             )
             return tick if tick is not None and tick > after else None
         case CronRule():
@@ -154,6 +197,16 @@ def pause_schedule(schedule: Schedule) -> Schedule:
 def resume_schedule(schedule: Schedule, *, now: float) -> Schedule:
     """Return a schedule that fires again. What it missed while it was paused is not made up for."""
     return structs.replace(schedule, off=False, last=max(schedule.last, now))
+
+
+def request_run(schedule: Schedule, *, now: float) -> Schedule:
+    """Return a schedule that fires once more, now. Its rule and a pause stay as they are."""
+    return structs.replace(schedule, asked=now)
+
+
+def is_skipped(schedule: Schedule, tick: float, *, now: float) -> bool:
+    """Return whether a due tick is left out because a downtime missed it."""
+    return schedule.missed is MissedRuns.SKIP and now - tick > MISSED_GRACE_SECONDS
 
 
 def find_due_tick(schedule: Schedule, *, now: float, zone: datetime.tzinfo) -> float | None:
@@ -230,6 +283,85 @@ def _parse_cron(found: re.Match[str]) -> ScheduleRule | None:
         # In cron, Sunday is 0 or 7; here it is 6.
         weekdays=() if fields[4] == "*" else tuple(sorted({(day - 1) % 7 for day in weekdays})),
     )
+
+
+def _parse_one_span(found: re.Match[str]) -> ScheduleRule | None:
+    word, half, unit, is_hourly = found[1], found[2], found[3], found[4]
+    seconds = (
+        3600.0 if is_hourly else {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}[unit.lower()]
+    )
+    seconds = seconds / 2 if half else seconds
+    if seconds < MIN_INTERVAL_SECONDS:
+        return None
+    return DelayRule(seconds) if word and word.lower() == "in" else IntervalRule(seconds)
+
+
+def _parse_clock(text: str, *, is_after_at: bool) -> tuple[int, int] | None:
+    """Return the hour and minute of a time of day. A bare number counts only after "at"."""
+    text = text.lower().replace(" ", "")
+    if text in ("noon", "midnight"):
+        return (12, 0) if text == "noon" else (0, 0)
+    half = text[-2:] if text.endswith(("am", "pm")) else ""
+    hour_text, colon, minute_text = text.removesuffix(half).partition(":")
+    hour, minute = int(hour_text), int(minute_text or 0)
+    if not (colon or half or is_after_at) or minute > 59:
+        return None
+    if half:
+        return (hour % 12 + (12 if half == "pm" else 0), minute) if 1 <= hour <= 12 else None
+    return (hour, minute) if hour < 24 else None
+
+
+def _parse_moment(found: re.Match[str]) -> ScheduleRule | None:
+    day_word, weekday, date = (found[1] or "").lower(), found[3], found[4]
+    clock = _parse_clock(found[7], is_after_at=bool(found[2] or found[5] or found[6]))
+    if clock is None:
+        return None
+    if day_word == "tonight" and clock[0] < 12 and "am" not in found[7].lower():
+        clock = (clock[0] + 12, clock[1])
+    if date:
+        try:
+            day = datetime.date.fromisoformat(date)
+        except ValueError:
+            return None
+        return DateRule((day.year, day.month, day.day, *clock))
+    if weekday:
+        number = _find_weekday(weekday.lower())
+        return None if number is None else NextTimeRule(clock, weekday=number)
+    return NextTimeRule(clock, tomorrow=day_word == "tomorrow")
+
+
+def _parse_repeated(found: re.Match[str]) -> ScheduleRule | None:
+    clock = _parse_clock(found[3], is_after_at=bool(found[2]))
+    if clock is None:
+        return None
+    days: set[int] = set()
+    for word in found[1].lower().replace(",", " ").split():
+        if word == "and":
+            continue
+        number = _find_weekday(word.removesuffix("s") if word.endswith("days") else word)
+        if number is not None:
+            days.add(number)
+        elif word in _DAY_GROUPS or f"{word}s" in _DAY_GROUPS:
+            days |= set(_DAY_GROUPS.get(word) or _DAY_GROUPS[f"{word}s"])
+        else:
+            return None
+    return CronRule(minutes=clock[1:], hours=clock[:1], weekdays=() if len(days) == 7 else tuple(sorted(days)))
+
+
+def _parse_monthly(found: re.Match[str]) -> ScheduleRule | None:
+    clock, day = _parse_clock(found[4], is_after_at=bool(found[3])), LAST_DAY if found[1] else int(found[2])
+    if clock is None or not (1 <= day <= 31 or found[1]):
+        return None
+    return CronRule(minutes=clock[1:], hours=clock[:1], days=(day,))
+
+
+_FULL_DAY_NAMES: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+def _find_weekday(word: str) -> int | None:
+    """Return the number of a weekday by its name or a beginning of three or more letters."""
+    fitting = [number for number, name in enumerate(_FULL_DAY_NAMES) if len(word) >= 3 and name.startswith(word)]
+    return fitting[0] if fitting else None
 
 
 _CRON_DAY_NAMES: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")

@@ -101,6 +101,8 @@ class AgentRuntime:
     """Whether an identity is that of an operator of this gateway."""
     wait_for_tools: Callable[[], Awaitable[None]] | None = None
     """Waits, for a limited time, for tools that are starting. Ask for the runtime again afterwards."""
+    send_to: tuple[str, ...] = ()
+    """The addresses that the agent may write to, and where its schedules may deliver."""
     memories: tuple[str, ...] = ()
     pacing: Mapping[str, MemoryPacing] = dataclasses.field(default_factory=dict)
     """Memory -> when it receives exchanges, if not after every turn."""

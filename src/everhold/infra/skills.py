@@ -50,7 +50,7 @@ class SkillSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skill:
+class InstalledSkill:
     """One skill, as its front matter describes it."""
 
     name: str
@@ -81,7 +81,7 @@ class SkillProblem:
 class SkillScan:
     """The skills of several sources, and what was refused. The first source that has a name wins."""
 
-    skills: dict[str, Skill] = field(default_factory=dict)
+    skills: dict[str, InstalledSkill] = field(default_factory=dict)
     problems: list[SkillProblem] = field(default_factory=list)
 
 
@@ -147,7 +147,7 @@ def _add_skill(source: SkillSource, folder: str, scan: SkillScan) -> None:
     scan.skills[skill.name] = skill
 
 
-def read_skill(source: SkillSource, folder: str) -> Skill:
+def read_skill(source: SkillSource, folder: str) -> InstalledSkill:
     """Read the front matter of one skill. Raises InvalidRequest or NotFound with what is wrong."""
     data = WorkspaceFolder(source.root).read_file(f"{folder}/{SKILL_FILE}", max_bytes=MAX_FILE_BYTES)
     head, _ = split_front_matter(_decode(data))
@@ -162,7 +162,7 @@ def read_skill(source: SkillSource, folder: str) -> Skill:
             f"its description has {len(description):,} characters",
             remedy=f"write `description:` with 1 to {MAX_DESCRIPTION_CHARS:,} characters",
         )
-    return Skill(
+    return InstalledSkill(
         name=name,
         description=" ".join(description.split()),
         source=source,
@@ -173,7 +173,7 @@ def read_skill(source: SkillSource, folder: str) -> Skill:
     )
 
 
-def read_skill_file(skill: Skill, path: str = SKILL_FILE) -> bytes:
+def read_skill_file(skill: InstalledSkill, path: str = SKILL_FILE) -> bytes:
     """Return a file of a skill. Raises InvalidRequest or NotFound if it is no file in it, or too large."""
     parts = split_path(path)
     return WorkspaceFolder(skill.source.root).read_file(
@@ -181,7 +181,7 @@ def read_skill_file(skill: Skill, path: str = SKILL_FILE) -> bytes:
     )
 
 
-def list_skill_files(skill: Skill) -> list[str]:
+def list_skill_files(skill: InstalledSkill) -> list[str]:
     """Return the files of a skill besides `SKILL.md`, sorted, at most `MAX_FILES`."""
     found: list[str] = []
     for file in WorkspaceFolder(skill.source.root).list_files(skill.folder or "."):
@@ -193,7 +193,7 @@ def list_skill_files(skill: Skill) -> list[str]:
     return found
 
 
-def check_skill_folder(root: Path) -> Skill:
+def check_skill_folder(root: Path) -> InstalledSkill:
     """Check a folder before it is installed: its front matter, links in it, and the size of its files."""
     source = SkillSource(name=str(root), root=root.parent)
     if root.is_symlink() or not root.is_dir():
@@ -269,7 +269,7 @@ def _decode(data: bytes) -> str:
         raise InvalidRequest("it is not UTF-8 text", remedy="save it as UTF-8") from None
 
 
-def find_skill(skills: Mapping[str, Skill], name: str) -> Skill:
+def find_skill(skills: Mapping[str, InstalledSkill], name: str) -> InstalledSkill:
     """Return a skill by its name. Raises NotFound."""
     if (skill := skills.get(name)) is None:
         raise NotFound(f"there is no skill {name[:MAX_NAME_CHARS]!r}", remedy="`everhold skills list` shows the skills")

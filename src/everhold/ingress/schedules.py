@@ -14,16 +14,16 @@ from typing import Any, Final
 
 import msgspec
 
-from everhold.core.schedule import Schedule, find_due_tick, find_next_tick, format_local_time
+from everhold.core.schedule import Schedule, find_due_tick, find_next_tick, format_local_time, is_skipped
 from everhold.engine.commands.schedule import SCHEDULE_PREFIX
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict, InDoubt, NotFound, Refused, Transient
 from everhold.ports.clock import Clock
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import SCHEDULED_EVENT, AcceptMessage, IncomingMessage
-from everhold.ports.store import StateNamespace, StateRecord, Store
+from everhold.ports.store import Change, StateNamespace, StateRecord, Step, Store
 
-POLL_SECONDS: Final = 20.0
+POLL_SECONDS: Final = 5.0
 """The longest time between two checks, because clocks jump and schedules are added."""
 
 
@@ -60,12 +60,13 @@ class ScheduleRunner:
         zone = self._zone()
         wait = POLL_SECONDS
         for kept, schedule in await self._load_records():
-            if schedule.off:
-                continue
-            tick = find_due_tick(schedule, now=now, zone=zone)
+            tick = schedule.asked or (None if schedule.off else find_due_tick(schedule, now=now, zone=zone))
             if tick is not None:
                 try:
-                    schedule = await self._fire(kept, schedule, tick)
+                    if schedule.asked or not is_skipped(schedule, tick, now=now):
+                        schedule = await self._fire(kept, schedule, tick)
+                    else:
+                        schedule = await self._skip(kept, schedule, tick)
                 except (Transient, InDoubt, Refused) as error:  # the recipient is unknown now, so the tick stays due
                     if self._late.get(schedule.id) != tick:
                         self._log.warning("schedule.retrying", schedule=schedule.id, error=error)
@@ -74,17 +75,23 @@ class ScheduleRunner:
                 except Conflict:  # it was removed at this moment, or fired by another process
                     continue
                 self._late.pop(schedule.id, None)
+            if schedule.off:
+                continue
             coming = find_next_tick(schedule.rule, after=max(now, schedule.last), made=schedule.made, zone=zone)
             if coming is not None:
                 wait = min(wait, max(0.05, coming - now))
         return wait
 
     async def _fire(self, kept: StateRecord, schedule: Schedule, tick: float) -> Schedule:
-        said = msgspec.structs.replace(schedule, last=tick)
-        over = find_next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
+        """Accept the message of a tick, and record the tick in the same commit."""
+        if schedule.asked:  # the rule's own ticks stay as they are
+            said, over = msgspec.structs.replace(schedule, asked=0.0), False
+        else:
+            said, over = self._pass_tick(schedule, tick)
         # A schedule without further ticks is deleted, otherwise it would count against the limit.
         value = None if over else msgspec.json.encode(said).decode()
-        place = msgspec.structs.replace(schedule.place, message=f"{SCHEDULE_PREFIX}{schedule.id}@{tick:.0f}")
+        name = f"{schedule.id}@{tick:.3f}/run" if schedule.asked else f"{schedule.id}@{tick:.0f}"
+        place = msgspec.structs.replace(schedule.place, message=f"{SCHEDULE_PREFIX}{name}")
         verdict = await self._accept(
             IncomingMessage(
                 origin=place,
@@ -101,6 +108,20 @@ class ScheduleRunner:
         else:
             self._log.info("schedule.fired", schedule=schedule.id, outcome=verdict.outcome)
         return said
+
+    async def _skip(self, kept: StateRecord, schedule: Schedule, tick: float) -> Schedule:
+        """Record a tick that a downtime missed, without a message."""
+        passed, over = self._pass_tick(schedule, tick)
+        write = kept.replace_with(None if over else msgspec.json.encode(passed).decode())
+        change = Change(step=Step.STATE, session="", at=self._clock.now(), state_writes=(write,))
+        await self._store.commit(change)
+        self._log.info("schedule.skipped", schedule=schedule.id, tick=tick, gone=over)
+        return passed
+
+    def _pass_tick(self, schedule: Schedule, tick: float) -> tuple[Schedule, bool]:
+        """Return the schedule after a tick, and whether it has no further one."""
+        passed = msgspec.structs.replace(schedule, last=tick)
+        return passed, find_next_tick(passed.rule, after=tick, made=passed.made, zone=self._zone()) is None
 
     # -- for operators -----------------------------------------------------------------------------------------------
 
@@ -128,8 +149,14 @@ class ScheduleRunner:
                     "chat": it.place.chat,
                     "agent": it.agent,
                     "last": it.last,
+                    "paused": it.off,
+                    "missed": it.missed.value,
                     "next": tick,
-                    "next_local": format_local_time(tick, zone) if tick is not None else "never",
+                    "next_local": "paused"
+                    if it.off
+                    else format_local_time(tick, zone)
+                    if tick is not None
+                    else "never",
                 }
             )
         return found

@@ -145,6 +145,7 @@ class LogEvent(StrEnum):
     SCHEDULE_DENIED = "schedule.denied"
     SCHEDULE_FIRED = "schedule.fired"
     SCHEDULE_RETRYING = "schedule.retrying"
+    SCHEDULE_SKIPPED = "schedule.skipped"
     SESSION_BOUND = "session.bound"
     SESSION_BRANCHED = "session.branched"
     STORE_FAILED = "store.failed"

@@ -9,7 +9,7 @@ from typing import Any, Final
 from everhold.core.policy import ToolReach
 from everhold.core.roles import ToolAccess
 from everhold.errors import InvalidRequest, NotFound
-from everhold.infra.skills import SKILL_FILE, Skill, compute_digest, list_skill_files, read_skill_file
+from everhold.infra.skills import SKILL_FILE, InstalledSkill, compute_digest, list_skill_files, read_skill_file
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
 
@@ -24,7 +24,7 @@ class SkillTool:
     access = ToolAccess.READ
     deadline = 30.0
 
-    def __init__(self, skills: Mapping[str, Skill], *, has_shell: bool = False) -> None:
+    def __init__(self, skills: Mapping[str, InstalledSkill], *, has_shell: bool = False) -> None:
         self._skills = skills
         self._has_shell = has_shell
         self.spec = ToolSpec(
@@ -60,7 +60,7 @@ class SkillTool:
             raise NotFound(f"there is no skill {name[:64]!r}", remedy=f"the skills are: {near}")
         return await asyncio.to_thread(self._load, skill, path)
 
-    def _load(self, skill: Skill, path: str) -> ToolResult:
+    def _load(self, skill: InstalledSkill, path: str) -> ToolResult:
         data = read_skill_file(skill, path)
         text = data.decode("utf-8", "replace")
         lines = [f"Skill {skill.name}, {path}, sha256 {compute_digest(data)}."]
@@ -78,10 +78,11 @@ class SkillTool:
         return ToolResult(text="\n".join((*lines, "", text)))
 
 
-def render_catalogue(skills: Mapping[str, Skill]) -> str:
+def render_catalogue(skills: Mapping[str, InstalledSkill]) -> str:
     """Return names and descriptions within the limit. If they do not fit, descriptions are cut; then names are left
     out, and the text says how many.
     """
+    lines: list[str] = []
     for most in (1_024, 400, 150, 60, 0):
         lines = [_render_line(skills[name], most) for name in sorted(skills)]
         if sum(map(len, lines)) + len(lines) <= MAX_CATALOGUE_CHARS:
@@ -96,7 +97,7 @@ def render_catalogue(skills: Mapping[str, Skill]) -> str:
     return "\n".join((*kept, f"… and {len(lines) - len(kept)} more skills, which are not named here"))
 
 
-def _render_line(skill: Skill, most: int) -> str:
+def _render_line(skill: InstalledSkill, most: int) -> str:
     text = skill.description
     if len(text) > most:
         text = f"{text[: most - 1]}…" if most else ""

@@ -17,7 +17,7 @@ from everhold.config import Settings
 from everhold.errors import InvalidRequest, NotFound
 from everhold.infra.home import Home
 from everhold.infra.skills import (
-    Skill,
+    InstalledSkill,
     SkillScan,
     SkillSource,
     check_skill_folder,
@@ -54,7 +54,7 @@ def scan_all_skills(home: Home, settings: Settings) -> SkillScan:
 def _list_skills(screen: CommandScreen, home: Home, settings: Settings) -> int:
     library = SkillLibrary(home.path)
     library.refresh(settings.agents)
-    offered: dict[tuple[str, str], tuple[Skill, list[str]]] = {}
+    offered: dict[tuple[str, str], tuple[InstalledSkill, list[str]]] = {}
     for agent in settings.agents.values():
         for skill in library.list_skills(agent).values() if "skill" in agent.tools else ():
             offered.setdefault((skill.name, skill.source.name), (skill, []))[1].append(agent.name)
@@ -76,7 +76,7 @@ def _list_skills(screen: CommandScreen, home: Home, settings: Settings) -> int:
     return errors.DONE
 
 
-def render_skill(skill: Skill) -> dict[str, Any]:
+def render_skill(skill: InstalledSkill) -> dict[str, Any]:
     return {
         "name": skill.name,
         "description": skill.description,

@@ -381,7 +381,12 @@ async def request_task(request: CommandRequest, text: str) -> CommandResult:
 @handles("schedule")
 async def change_schedules(request: CommandRequest, argument: str) -> CommandResult:
     planned = await run_schedule_command(
-        request.gates, request.session, request.entry, argument, zone=request.runtime.zone
+        request.gates,
+        request.session,
+        request.entry,
+        argument,
+        zone=request.runtime.zone,
+        send_to=request.runtime.send_to,
     )
     return CommandResult(reply=planned.reply, state_write=planned.state_write)
 
