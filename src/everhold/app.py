@@ -11,6 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,6 +20,7 @@ from everhold.admin.backups import StoreBackups, list_copies, render_copy
 from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.monitoring import GatewayMonitor, ProcessState
+from everhold.admin.session_overview import SessionOverview
 from everhold.admin.sessions import SessionAdmin
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
@@ -404,6 +406,7 @@ class GatewayApp:
         )
         directory = choose_directory(home, settings.backup.directory)
         self.backups = StoreBackups(directory, files=self.store.files, now=self.clock.now)
+        self.overview = SessionOverview(home.overview, get_day=self._get_day)
         self.backup_problem = ""
         """Why the last copy could not be made."""
         self.memory_admin = MemoryAdmin(
@@ -411,7 +414,7 @@ class GatewayApp:
             agents=lambda: tuple(self.agents.settings.agents),
             backups=self._find_backups_before,
             set_aside=lambda: list_set_aside(home.backups),
-            wipe_index=lambda: self.index.wipe_erased(self.store),
+            wipe_index=self._wipe_derived_files,
         )
         self.memory_admin.personal_data.remove_folders = self.toolbox.workspaces.remove_folders_of
         self.monitor = GatewayMonitor(
@@ -424,6 +427,10 @@ class GatewayApp:
             describe=self._describe_process,
         )
         self.session_admin.on_audit = self.monitor.record_audit
+
+    async def _wipe_derived_files(self) -> None:
+        await self.index.wipe_erased(self.store)
+        await self.overview.wipe_erased(self.store)
 
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
@@ -511,6 +518,7 @@ class GatewayApp:
             ("renew", self.supervisor.keep_renewing_leases),
             ("config", self.watcher.run),
             ("index", self._keep_index),
+            ("overview", self._keep_overview),
             ("fill", self._fill_index),
             ("backup", self._keep_backups),
             ("forgetting", self.memory_admin.keep_finishing_unfinished),
@@ -557,6 +565,7 @@ class GatewayApp:
         return ApiContext(
             control=self.session_admin,
             memory=self.memory_admin,
+            overview=self.overview,
             local_person=get_local_user(),
             agents=self.agents,
             tail=self.tail,
@@ -643,6 +652,7 @@ class GatewayApp:
         await self.mcp.close()
         await self.agents.close()
         await self.index.close()
+        await self.overview.close()
         await self.hosts.leave()
         await self.store.close()
         self.machine_locks.close()
@@ -855,6 +865,16 @@ class GatewayApp:
                 await self.index.warm_cache()
                 warm = True
             await asyncio.sleep(INDEX_INTERVAL_SECONDS)
+
+    async def _keep_overview(self) -> None:
+        """Follow the log for the lists of sessions. A list reads the last entries itself."""
+        while True:
+            while await self.overview.catch_up(self.store):
+                pass
+            await asyncio.sleep(INDEX_INTERVAL_SECONDS)
+
+    def _get_day(self, at: float) -> str:
+        return datetime.fromtimestamp(at, self.agents.settings.zone).date().isoformat()
 
     async def _search_index(self, text: str, limit: int) -> list[tuple[str, int]]:
         return await self.index.find_entries_with_words(self.store, text, limit=limit)

@@ -20,7 +20,7 @@ from everhold.api.errors import ApiError
 from everhold.api.middleware import OPERATOR_RATE
 from everhold.api.rate_limits import RateLimitBuckets
 from everhold.api.reference import build_route_table
-from everhold.api.routes import ApiRoute
+from everhold.api.route_types import ApiRoute
 from everhold.config import ConfigError
 from everhold.core.callers import CallerRole, CallerScope, can_call, find_token_weakness
 from everhold.core.entries import ChatLocation, Heard

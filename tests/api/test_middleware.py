@@ -26,7 +26,7 @@ from everhold.api.auth import (
     parse_request_head,
 )
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, get_peer_network
-from everhold.api.routes import ApiRoute
+from everhold.api.route_types import ApiRoute
 from everhold.app import SystemClock, get_local_user, load_home_settings
 from everhold.config import ConfigError
 from everhold.core.callers import CallerRole

@@ -14,7 +14,7 @@ from everhold.api import auth, logins, middleware, request
 from everhold.api.auth import ApiCaller, RequestHead
 from everhold.api.context import ApiContext
 from everhold.api.logins import LoginRegistry
-from everhold.api.routes import ApiRoute
+from everhold.api.route_types import ApiRoute
 from everhold.ports.store import StateWrite
 from everhold.testing.model_server import ModelServer
 from tests.api import test_access, test_logins, test_middleware

@@ -14,6 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from everhold.admin import audit, status
+from everhold.admin.context_parts import ContextPart, PartDifference, compare_parts, list_parts
+from everhold.admin.entry_deliveries import EntryDelivery, list_deliveries
+from everhold.admin.session_overview import ARCHIVED_SETTING
+from everhold.admin.timeline import TimelineRow, list_timeline
 from everhold.core import compression, consumers
 from everhold.core.audit import ReportProgress
 from everhold.core.context import (
@@ -39,6 +43,8 @@ from everhold.core.entries import (
     EntryKind,
     Erased,
     Noted,
+    SessionTitled,
+    SettingChosen,
     Stamp,
     Thought,
     Took,
@@ -79,6 +85,8 @@ class ShownContext(Struct, frozen=True, kw_only=True):
     request: ModelRequest
     exact: bool | None
     reason: str = ""
+    parts: tuple[ContextPart, ...] = ()
+    """What the request consists of, in its order."""
 
 
 class SessionAdmin:
@@ -186,14 +194,30 @@ class SessionAdmin:
         offered = await self.store.get_blob(thought.body.tools) if thought.body.tools else b"[]"
         recalled, _ = await load_recalled_text(self.store, thought.body.recall)
         shown = render_messages(prefix, stubs=stubs) + render_messages(current, stubs=stubs, recalled=recalled or "")
-        request = build_model_request(
-            shown,
-            system=(prompt or b"").decode(),
-            tools=msgspec.json.decode(offered or b"[]", type=tuple[ToolSpec, ...]),
-        )
+        system, tools = (prompt or b"").decode(), msgspec.json.decode(offered or b"[]", type=tuple[ToolSpec, ...])
+        request = build_model_request(shown, system=system, tools=tools)
+        parts = list_parts(prefix + current, stubs=stubs, system=system, tools=tools, recalled=recalled or "")
         exact = fingerprint_request(request) == thought.body.request
         reason = "" if exact else "a part of it was erased or is no longer known"
-        return ShownContext(session=session.id, at=thought.seq, request=request, exact=exact, reason=reason)
+        return ShownContext(
+            session=session.id, at=thought.seq, request=request, exact=exact, reason=reason, parts=parts
+        )
+
+    async def compare_contexts(self, name: str, *, before: int, after: int) -> tuple[PartDifference, ...]:
+        """Return what became of each part of the context between two thoughts."""
+        return compare_parts(
+            (await self.load_context(name, at=before)).parts, (await self.load_context(name, at=after)).parts
+        )
+
+    async def list_timeline(self, name: str, *, before: int | None = None, limit: int = 50) -> list[TimelineRow]:
+        """The newest operations of a session, newest first."""
+        return await list_timeline(self.store, (await self.find_session(name)).id, before=before, limit=limit)
+
+    async def list_deliveries(self, name: str, seq: int) -> list[EntryDelivery]:
+        """Where an entry is on its way to each platform account and memory."""
+        session = await self.find_session(name)
+        await self.store.get_entry(session.id, seq)  # raises NotFound
+        return await list_deliveries(self.store, session.id, seq)
 
     async def _load_prefix(self, session: Session, op: int, chosen: list[int]) -> SessionContext:
         """The context before a turn, with the compression that its `began` chose. A compression that was chosen during
@@ -228,10 +252,10 @@ class SessionAdmin:
         runtime = self.runtimes.get_runtime(session.agent, session.choices)
         view = await load_context_at(self.store, session, at=at)
         tools = tuple(tool.spec for tool in runtime.tools.values())
-        request = build_model_request(
-            render_messages(view, stubs=list_context_stubs(view)), system=runtime.system, tools=tools
-        )
-        return ShownContext(session=session.id, at=at, request=request, exact=None)
+        stubs = list_context_stubs(view)
+        request = build_model_request(render_messages(view, stubs=stubs), system=runtime.system, tools=tools)
+        parts = list_parts(view, stubs=stubs, system=runtime.system, tools=tools)
+        return ShownContext(session=session.id, at=at, request=request, exact=None, parts=parts)
 
     async def collect_status(self) -> dict[str, Any]:
         return await status.collect_status(self.gates, self.runtimes)
@@ -262,6 +286,34 @@ class SessionAdmin:
             )
             if await self._commit_amendment(session, amendment, by=by, trigger="undo"):
                 return amendment.reply
+
+    async def rename_session(self, name: str, title: str, *, by: str = "operator") -> None:
+        """Give a session a title, as `/title` does."""
+        await self._change_session(name, Changed(change=SessionTitled(title=title)), by=by, trigger="title")
+
+    async def archive_session(self, name: str, *, archived: bool = True, by: str = "operator") -> None:
+        """Hide a session from lists, or show it again. It stays as it is otherwise, and a message to it is answered."""
+        choice = SettingChosen(setting=ARCHIVED_SETTING, value="yes" if archived else "")
+        await self._change_session(name, Changed(change=choice), by=by, trigger="archive")
+
+    async def _change_session(self, name: str, body: Changed, *, by: str, trigger: str) -> None:
+        amendment = session_changes.SessionAmendment(bodies=(body,), reply="")
+        while not await self._commit_amendment(await self.find_session(name), amendment, by=by, trigger=trigger):
+            pass
+
+    async def plan_session_erasure(self, name: str) -> session_changes.ErasurePlan:
+        """Return what an erasure of all words of a session includes. Nothing is changed."""
+        session = await self.find_session(name)
+        seqs = await self._list_erasable_seqs(session.id)
+        return await session_changes.plan_erasure(self.store, session, seqs, by="", why="")
+
+    async def _list_erasable_seqs(self, session: str) -> list[int]:
+        """The entries of a session that have words that are not erased yet."""
+        return [
+            entry.seq
+            async for entry in self.read_entries(session)
+            if entry.body is not None and session_changes.is_erasable(entry)
+        ]
 
     async def pin_entry(self, name: str, seq: int, *, by: str = "operator") -> str:
         while True:
@@ -557,6 +609,10 @@ class SessionAdmin:
         self.wakeups.work_available.set()
         return count
 
+    async def drop_dead_letters(self, ids: Sequence[int]) -> int:
+        """Give up these dead letters for good. Return their number."""
+        return await self.store.drop_dead_letters(ids) if ids else 0
+
     async def _commit_amendment(
         self,
         session: Session,
@@ -619,6 +675,7 @@ def render_session(session: Session) -> dict[str, Any]:
         "last_seq": session.last_seq,
         "pending": session.pending,
         "state": session.running or "idle",
+        "archived": ARCHIVED_SETTING in session.choices,
         "compressed_upto": session.compressed_upto,
     }
 

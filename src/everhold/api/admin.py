@@ -12,15 +12,17 @@ from starlette.responses import Response, StreamingResponse
 
 from everhold.admin.audit import AuditReport
 from everhold.admin.sessions import SessionAdmin, render_dead_letter
-from everhold.api import events, schemas
+from everhold.api import console_schemas, events, schemas
 from everhold.api.errors import build_json_response
 from everhold.api.request import ApiCall
 from everhold.errors import EverholdError, InvalidRequest
+from everhold.ports.store import DeadLetter
 
 AUDIT_PROGRESS_SECONDS: Final = 0.5
 
 MAX_DEAD_LETTERS: Final = 1_000
 DEFAULT_DEAD_LETTERS: Final = 200
+MAX_CAUSES: Final = 200
 
 
 async def show_status(call: ApiCall) -> Response:
@@ -157,16 +159,67 @@ async def create_backup(call: ApiCall) -> Response:
 
 async def list_dead_letters(call: ApiCall) -> Response:
     """Return a page of the dead letters, oldest first."""
-    after = call.get_number("after") or 0
+    after, query = call.get_number("after") or 0, call.query
     limit = call.get_number("limit", least=1, most=MAX_DEAD_LETTERS) or DEFAULT_DEAD_LETTERS
-    found = sorted((it for it in await call.context.store.list_dead_letters() if it.id > after), key=lambda it: it.id)
+    chosen = await _select_dead_letters(
+        call, consumer=query.get("consumer", ""), cause=query.get("cause", ""), session=query.get("session", "")
+    )
+    found = [it for it in chosen if it.id > after]
     page: list[dict[str, Any]] = [render_dead_letter(item) for item in found[:limit]]
     return build_json_response({"dead_letters": page, "next": page[-1]["id"] if len(found) > limit else None})
 
 
+async def _select_dead_letters(call: ApiCall, *, consumer: str, cause: str, session: str) -> list[DeadLetter]:
+    """Return the dead letters that match, oldest first."""
+    found = await call.context.store.list_dead_letters(session=session, consumer=consumer)
+    return sorted((it for it in found if not cause or it.reason == cause), key=lambda it: it.id)
+
+
+async def count_dead_letters(call: ApiCall) -> Response:
+    """Return the dead letters by consumer and reason, the most frequent first."""
+    groups: dict[tuple[str, str], list[DeadLetter]] = {}
+    for letter in await call.context.store.list_dead_letters():
+        groups.setdefault((letter.consumer, letter.reason), []).append(letter)
+    causes: list[dict[str, Any]] = [
+        {
+            "consumer": consumer,
+            "reason": reason,
+            "count": len(letters),
+            "in_doubt": sum(letter.in_doubt for letter in letters),
+            "first_at": min(letter.at for letter in letters),
+            "last_at": max(letter.at for letter in letters),
+        }
+        for (consumer, reason), letters in groups.items()
+    ]
+    return build_json_response({"causes": sorted(causes, key=lambda it: -it["count"])[:MAX_CAUSES]})
+
+
 async def replay_dead_letters(call: ApiCall) -> Response:
-    """Send the given dead letters again, or all of them."""
+    """Send the given dead letters again, or all that match."""
     given = call.decode_body(schemas.DeadLetterReplayRequest)
-    if given.ids is not None and not given.ids:
-        return build_json_response({"replayed": 0})
-    return build_json_response({"replayed": await call.context.control.replay_dead_letters(given.ids or ())})
+    ids = await _choose_dead_letters(call, given)
+    if given.dry_run:
+        return build_json_response({"replayed": len(ids)})
+    return build_json_response({"replayed": await call.context.control.replay_dead_letters(ids) if ids else 0})
+
+
+async def drop_dead_letters(call: ApiCall) -> Response:
+    """Give up the given dead letters, or all that match, for good."""
+    given = call.decode_body(console_schemas.DeadLetterDropRequest)
+    if given.ids is None and not (given.consumer or given.cause or given.session):
+        raise InvalidRequest(
+            "the request would drop every dead letter", remedy="name `ids`, a `consumer`, a `cause` or a `session`"
+        )
+    ids = await _choose_dead_letters(call, given)
+    if given.dry_run:
+        return build_json_response({"dropped": len(ids)})
+    return build_json_response({"dropped": await call.context.control.drop_dead_letters(ids)})
+
+
+async def _choose_dead_letters(
+    call: ApiCall, given: schemas.DeadLetterReplayRequest | console_schemas.DeadLetterDropRequest
+) -> list[int]:
+    """Return the ids that a request names, or those of all dead letters that match it."""
+    matching = await _select_dead_letters(call, consumer=given.consumer, cause=given.cause, session=given.session)
+    wanted = None if given.ids is None else set(given.ids)
+    return [it.id for it in matching if wanted is None or it.id in wanted]

@@ -15,7 +15,8 @@ from everhold.api.errors import ApiError, build_json_response, convert_error
 from everhold.api.health import MetricsEndpoint
 from everhold.api.middleware import GuardMiddleware
 from everhold.api.request import ApiCall
-from everhold.api.routes import ApiRoute, build_routes
+from everhold.api.route_types import ApiRoute
+from everhold.api.routes import build_routes
 from everhold.core.callers import CallerRole
 from everhold.errors import EverholdError
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.admin.memory import MemoryAdmin
+from everhold.admin.session_overview import SessionOverview
 from everhold.admin.sessions import SessionAdmin
 from everhold.api.auth import ApiCaller, RequestHead
 from everhold.api.idempotency import IdempotentTasks
@@ -96,6 +97,7 @@ class ApiContext:
 
     control: SessionAdmin
     memory: MemoryAdmin
+    overview: SessionOverview
     local_person: str
     """The user who runs this process: the sender of requests through `api.sock` and with the operator token."""
     agents: ConfiguredAgents
@@ -163,7 +165,7 @@ class ApiContext:
         if caller.operator and not caller.scope.agents:
             return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
-        authors = () if caller.operator else await self._list_authors(caller)
+        authors = () if caller.operator else await self.list_authors(caller)
         while page := (
             await self.store.list_sessions(limit=limit, after=after, newest_first=True)
             if caller.operator
@@ -192,7 +194,7 @@ class ApiContext:
             return owner == _identify_caller(caller)
         return (await self.store.get_people()).belongs_to(owner, _identify_caller(caller), at=began_at)
 
-    async def _list_authors(self, caller: ApiCaller) -> tuple[str, ...]:
+    async def list_authors(self, caller: ApiCaller) -> tuple[str, ...]:
         """Return the authors under which the log knows the caller's person. A service's user is known under one."""
         if caller.owned_senders:
             return (f"{PERSON_MEMBER}{_identify_caller(caller)}",)

@@ -9,8 +9,9 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from everhold.admin.sessions import SNAPSHOT_MARK, render_entry, render_session
-from everhold.api import schemas
+from everhold.api import overview, schemas
 from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response, build_limited_error
+from everhold.api.inspection import OWN_SETUP_KINDS
 from everhold.api.openai_shared import find_payer_role
 from everhold.api.request import ApiCall
 from everhold.core.entries import ChatLocation, Heard
@@ -107,6 +108,8 @@ async def get_caller(call: ApiCall) -> Response:
 
 async def list_sessions(call: ApiCall) -> Response:
     """Return the newest sessions, newest first, or the one that `name` refers to."""
+    if call.query.get("order") == "active":
+        return await overview.list_active_sessions(call)
     limit = call.get_number("limit", least=1, most=MAX_SESSIONS) or 100
     name, after = call.query.get("name"), call.query.get("after", "")
     if name is not None:
@@ -164,6 +167,7 @@ async def get_context(call: ApiCall) -> Response:
     shown = msgspec.to_builtins(await call.context.control.load_context(session.id + mark + compression, at=at))
     if not call.caller.operator:  # how the agent is set up is no part of a person's conversation
         shown["request"] |= {"system": "", "tools": []}
+        shown["parts"] = [it for it in shown["parts"] if it["kind"] not in OWN_SETUP_KINDS]
     return build_json_response(shown)
 
 
@@ -209,7 +213,7 @@ async def undo_operations(call: ApiCall) -> Response:
     """Undo the newest turns, or the newest compression."""
     given = call.decode_body(schemas.UndoRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
-    by = _get_author(call)
+    by = call.author
     said = await call.context.control.undo_turns(session.id, what=given.what, count=given.count, by=by)
     return await _report_change(call, session, said)
 
@@ -228,7 +232,7 @@ async def pin_entry(call: ApiCall) -> Response:
     session = await call.context.find_session(call.caller, call.path["id"])
     if not call.caller.operator:
         await _require_pinnable(call, session, given.seq)
-    said = await call.context.control.pin_entry(session.id, given.seq, by=_get_author(call))
+    said = await call.context.control.pin_entry(session.id, given.seq, by=call.author)
     return await _report_change(call, session, said)
 
 
@@ -251,7 +255,7 @@ async def unpin_entry(call: ApiCall) -> Response:
     """Remove a pin, or all pins."""
     given = call.decode_body(schemas.UnpinRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
-    said = await call.context.control.unpin_entry(session.id, given.seq, by=_get_author(call))
+    said = await call.context.control.unpin_entry(session.id, given.seq, by=call.author)
     return await _report_change(call, session, said)
 
 
@@ -262,7 +266,7 @@ async def compress_session(call: ApiCall) -> Response:
     control = call.context.control
     before = len(await control.list_compressions(session.id))
     said = await control.compress_session(
-        session.id, keep=given.keep, focus=given.focus, preview=given.preview, by=_get_author(call)
+        session.id, keep=given.keep, focus=given.focus, preview=given.preview, by=call.author
     )
     done = len(await control.list_compressions(session.id)) > before
     return build_json_response({"session": session.id, "message": said, "done": done})
@@ -271,14 +275,14 @@ async def compress_session(call: ApiCall) -> Response:
 async def stop_operation(call: ApiCall) -> Response:
     """Stop the running turn."""
     session = await call.context.find_session(call.caller, call.path["id"])
-    said = await call.context.control.stop_turn(session.id, by=_get_author(call))
+    said = await call.context.control.stop_turn(session.id, by=call.author)
     return await _report_change(call, session, said)
 
 
 async def add_note(call: ApiCall) -> Response:
     """Commit a note. The response does not wait for the memories."""
     given = call.decode_body(schemas.NoteRequest)
-    session, by = await call.context.find_session(call.caller, given.session), _get_author(call)
+    session, by = await call.context.find_session(call.caller, given.session), call.author
     if not call.caller.operator:
         await _take_note(call, session.agent, len(given.text))
     seq = await call.context.control.add_note(session.id, given.text, by=by)
@@ -301,7 +305,7 @@ async def erase_entries(call: ApiCall) -> Response:
     """Erase the bodies of entries."""
     given = call.decode_body(schemas.EraseRequest)
     session = await call.context.find_session(call.caller, call.path["id"])
-    erased = await call.context.control.erase_entries(session.id, given.seqs, by=_get_author(call), why=given.why)
+    erased = await call.context.control.erase_entries(session.id, given.seqs, by=call.author, why=given.why)
     return build_json_response({"session": session.id, "erased": list(erased)})
 
 
@@ -309,8 +313,3 @@ async def _report_change(call: ApiCall, before: Session, message: str) -> Respon
     """Return the message about a change, and whether the change wrote an entry."""
     after = await call.context.store.get_session(before.id)
     return build_json_response({"session": before.id, "message": message, "done": after.last_seq > before.last_seq})
-
-
-def _get_author(call: ApiCall) -> str:
-    """Return the author of a change: the operator for commands on this machine, else the caller."""
-    return "operator" if call.is_operator_connection else f"person:{call.identity}"

@@ -10,7 +10,7 @@ import msgspec
 from everhold import __version__
 from everhold.api import schemas
 from everhold.api.request import JsonObject
-from everhold.api.routes import ApiRoute, ResponseBody
+from everhold.api.route_types import ApiRoute, ResponseBody
 from everhold.core.callers import CallerRole, can_call
 
 REF_TEMPLATE: Final = "#/components/schemas/{name}"

@@ -13,7 +13,8 @@ from everhold.api.console import ConsoleFiles
 from everhold.api.health import MetricsEndpoint
 from everhold.api.openapi import build_document
 from everhold.api.request import ApiCall, JsonObject
-from everhold.api.routes import ApiRoute, build_routes
+from everhold.api.route_types import ApiRoute
+from everhold.api.routes import build_routes
 from everhold.core.callers import CallerRole, can_call
 
 PAGE_HEAD: Final = """\

@@ -115,6 +115,11 @@ class ApiCall:
         sender = self.caller.resolve_sender("")
         return build_identity("terminal" if self.is_operator_connection else "http", sender)
 
+    @property
+    def author(self) -> str:
+        """The author of a change: the operator for commands on this machine, else the caller."""
+        return "operator" if self.is_operator_connection else f"person:{self.identity}"
+
     def check_access(self, route: RouteAccess) -> None:
         """Refuse the route unless the caller's role, scope and login permit it. Raises ApiError."""
         caller, scope = self.caller, self.caller.scope

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
-
-import msgspec
-from msgspec import Struct
+from typing import Final
 
 from everhold.api import (
     admin,
@@ -23,66 +20,10 @@ from everhold.api import (
     people,
     schemas,
 )
+from everhold.api.console_routes import ACTIVE_LIST_PARAMETERS, CONSOLE_ROUTES, DEAD_LETTER_FILTERS
 from everhold.api.request import JsonObject, RouteHandler
+from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
 from everhold.core.callers import CallerRole
-
-
-class RouteParameter(Struct, frozen=True):
-    """A parameter of a route in its path, its query or a header."""
-
-    name: str
-    about: str
-    where: Literal["path", "query", "header"] = "query"
-    schema: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "string"})
-    required: bool = False
-    """A request without it is invalid. A path parameter is always required."""
-
-
-class ResponseBody(Struct, frozen=True):
-    """The body of a response: a schema class, or text of some media type. Without a schema there is no body."""
-
-    about: str
-    shape: type | None = None
-    media: str = "application/json"
-    schema: dict[str, Any] | None = None
-    streams: bool = False
-    """The response may also be a stream of server-sent events."""
-
-
-class ApiRoute(Struct, frozen=True):
-    """A route with its handler, parameters and responses."""
-
-    call: str
-    """The method and the path."""
-    handler: RouteHandler
-    summary: str
-    response_bodies: dict[int, ResponseBody]
-    about: str = ""
-    parameters: tuple[RouteParameter, ...] = ()
-    request_type: type | None = None
-    refusal_statuses: tuple[int, ...] = ()
-    least: CallerRole = CallerRole.MEMBER
-    """The least role that may call it; see `core/callers.py` `can_call()`."""
-    fresh: bool = False
-    """A login must be younger than fifteen minutes."""
-    is_agent_scoped: bool = False
-    """A route for operators that respects the agents of a token. A token with `agents` may call no other of them."""
-    is_write: bool | None = None
-    """Whether it changes something; None: every method but GET does."""
-
-    @property
-    def method(self) -> str:
-        return self.call.partition(" ")[0]
-
-    @property
-    def path(self) -> str:
-        return self.call.partition(" ")[2]
-
-    @property
-    def changes(self) -> bool:
-        """Whether it changes something, so that a read-only token may not call it."""
-        return self.method != "GET" if self.is_write is None else self.is_write
-
 
 _NUMBER_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 0, "maximum": 2**53}
 _COUNT_SCHEMA: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": 2**53}
@@ -259,10 +200,12 @@ _ROUTES: Final = (
                 "limit", "How many; 100 if not given.", schema=_build_count_schema(api_handlers.MAX_SESSIONS)
             ),
             RouteParameter("after", "The next page: `next` of the page before."),
+            *ACTIVE_LIST_PARAMETERS,
             RouteParameter(
                 "name", "Only the session of this id; operators may also give a prefix, title, address or `last`."
             ),
         ),
+        about="With `order=active` the answer is an `ActiveSessionsResponse`, with the latest activity first.",
         response_bodies={200: ResponseBody("The sessions you may see.", schemas.SessionListResponse)},
         refusal_statuses=(400, 404),
         least=CallerRole.SERVICE,
@@ -606,6 +549,7 @@ _ROUTES: Final = (
         parameters=(
             RouteParameter("limit", "How many; 200 if not given.", schema=_build_count_schema(admin.MAX_DEAD_LETTERS)),
             RouteParameter("after", "The next page: `next` of the page before.", schema=_NUMBER_SCHEMA),
+            *DEAD_LETTER_FILTERS,
         ),
         response_bodies={200: ResponseBody("Dead letters, oldest first.", schemas.DeadLetterListResponse)},
         refusal_statuses=(400,),
@@ -874,6 +818,7 @@ def build_routes(
     """Return all routes."""
     return (
         *_ROUTES,
+        *CONSOLE_ROUTES,
         ApiRoute(
             "GET /metrics",
             metrics,

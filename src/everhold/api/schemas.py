@@ -112,7 +112,11 @@ class EraseRequest(Struct, forbid_unknown_fields=True):
 class DeadLetterReplayRequest(Struct, forbid_unknown_fields=True):
     """Which dead letters to replay."""
 
-    ids: Annotated[list[Seq] | None, Meta(description="All of them if not given.")] = None
+    ids: Annotated[list[Seq] | None, Meta(description="All that match if not given.")] = None
+    consumer: Annotated[str, Meta(description="Only those of this consumer.", max_length=200)] = ""
+    cause: Annotated[str, Meta(description="Only those with this reason.", max_length=4_000)] = ""
+    session: Annotated[str, Meta(description="Only those of this session.", max_length=200)] = ""
+    dry_run: Annotated[bool, Meta(description="Only report how many.")] = False
 
 
 class MemoryResendRequest(Struct, forbid_unknown_fields=True):
@@ -600,6 +604,7 @@ class SessionView(Struct):
     last_seq: int
     pending: int
     state: str
+    archived: bool
     compressed_upto: int
     at: float
 
@@ -720,6 +725,7 @@ class ContextView(Struct):
     exact: bool | None
     reason: str
     request: dict[str, Any]
+    parts: list[dict[str, Any]]
 
 
 class DeadLetterView(Struct):

@@ -76,6 +76,11 @@ class Home:
         return self.path / "index.db"
 
     @property
+    def overview(self) -> Path:
+        """What lists of sessions show, derived from the log."""
+        return self.path / "overview.db"
+
+    @property
     def models(self) -> Path:
         """The directory for models that run in this process. everhold never downloads into it."""
         return self.path / "models"
@@ -134,7 +139,17 @@ class Home:
     def check_private(self) -> None:
         """Raise ConfigError if other users can change this home. A home that does not exist yet is fine."""
         found = list(_find_trust_problems(self.path))
-        for secret in (self.env, self.salt, self.lock, self.id, self.api_socket, self.store, self.index, self.erasures):
+        for secret in (
+            self.env,
+            self.salt,
+            self.lock,
+            self.id,
+            self.api_socket,
+            self.store,
+            self.index,
+            self.overview,
+            self.erasures,
+        ):
             if secret.is_symlink():
                 found.append(
                     ConfigProblem(

@@ -652,6 +652,9 @@ class Store(Protocol):
     async def replay_dead_letters(self, ids: Sequence[int]) -> int:
         """Replay dead letters before anything new. Their cursors become due. Return their number."""
 
+    async def drop_dead_letters(self, ids: Sequence[int]) -> int:
+        """Mark dead letters as dropped: an operator decided that they are never delivered. Return their number."""
+
     # -- sessions and their logs
     async def get_session(self, id: str) -> Session: ...
 

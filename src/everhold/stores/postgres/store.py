@@ -283,6 +283,10 @@ class PostgresStore:
         rows = await self._write(cursors.REPLAY, {"ids": list(ids), "now": self._read_test_clock()})
         return int(rows[0][0])
 
+    async def drop_dead_letters(self, ids: Sequence[int]) -> int:
+        sql = "update dead_letters set state = 'dropped' where id = any(%(ids)s::bigint[]) and state = 'dead'"
+        return await self._write_count(sql, {"ids": list(ids)})
+
     def _read_test_clock(self) -> float | None:
         """The time of a test's clock; None: the server's clock decides."""
         return None if self._now is None else self._now()

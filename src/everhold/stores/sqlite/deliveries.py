@@ -91,6 +91,12 @@ def replay_dead_letters(cur: apsw.Cursor, ids: Sequence[int], *, at: float) -> i
     return count
 
 
+def drop_dead_letters(cur: apsw.Cursor, ids: Sequence[int]) -> int:
+    """Mark these dead letters as dropped. One that is being replayed stays."""
+    sql = "update dead_letters set state = 'dropped' where id = ? and state = 'dead' returning id"
+    return sum(cur.execute(sql, (id,)).get is not None for id in ids)
+
+
 def build_dead_letters_query(*, session: str, consumer: str, state: str) -> tuple[str, list[Any]]:
     wanted = (("state", state), ("session", session), ("consumer", consumer))
     chosen = [(column, value) for column, value in wanted if value]

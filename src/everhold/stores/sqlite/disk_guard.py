@@ -45,3 +45,4 @@ class DiskGuardedStore(SqliteStore):
     remove_host = _report_full_disk(SqliteStore.remove_host)
     retry_now = _report_full_disk(SqliteStore.retry_now)
     replay_dead_letters = _report_full_disk(SqliteStore.replay_dead_letters)
+    drop_dead_letters = _report_full_disk(SqliteStore.drop_dead_letters)

@@ -382,6 +382,9 @@ class SqliteStore:
     async def replay_dead_letters(self, ids: Sequence[int]) -> int:
         return await self.writer.write(lambda cur: deliveries.replay_dead_letters(cur, ids, at=self._read_clock()))
 
+    async def drop_dead_letters(self, ids: Sequence[int]) -> int:
+        return await self.writer.write(lambda cur: deliveries.drop_dead_letters(cur, ids))
+
     # -- sessions and their logs
 
     async def get_session(self, id: str) -> Session:

@@ -620,6 +620,26 @@ class StoreCursorContract:
         assert await scenario.store.count_receipts([]) == []
 
     @store_promise
+    async def test_a_dropped_dead_letter_is_listed_no_more_and_never_delivered(self, scenario: StoreScenario) -> None:
+        await scenario.commit_heard(wake="platform")
+        claim = await scenario.claim_cursor("platform")
+        letters = tuple(
+            DeadLetter(consumer="platform", session="s", seq=1, part=part, key=f"k{part}", reason="no")
+            for part in range(2)
+        )
+        await scenario.commit(
+            step=Step.DELIVERY_DONE, claim=claim, at=5.0, dead_letters=letters, cursor=make_idle_update(1)
+        )
+        first, second = await scenario.store.list_dead_letters()
+        assert await scenario.store.drop_dead_letters([first.id, 999]) == 1
+        assert await scenario.store.drop_dead_letters([first.id]) == 0
+        assert [it.id for it in await scenario.store.list_dead_letters()] == [second.id]
+        assert await scenario.at(9.0).replay_dead_letters([first.id]) == 0
+        assert await scenario.at(9.0).replay_dead_letters([second.id]) == 1
+        assert await scenario.store.drop_dead_letters([second.id]) == 0, "it is being replayed"
+        assert await scenario.store.verify() == []
+
+    @store_promise
     async def test_a_dead_letter_is_listed_replayed_and_settled(self, scenario: StoreScenario) -> None:
         await scenario.commit_heard(wake="platform")
         claim = await scenario.claim_cursor("platform")

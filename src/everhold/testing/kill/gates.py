@@ -76,6 +76,7 @@ _STEPS_BY_METHOD: Final[Mapping[str, Step]] = {
     "release_reservations": Step.SPEND,
     "retry_now": Step.RETRY_NOW,
     "replay_dead_letters": Step.REPLAY,
+    "drop_dead_letters": Step.REPLAY,
 }
 """The methods that write, besides `commit`, and the name of their commit."""
 

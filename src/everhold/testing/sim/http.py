@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from starlette.requests import ClientDisconnect
 
 from everhold.admin.memory import MemoryAdmin
+from everhold.admin.session_overview import SessionOverview
 from everhold.admin.sessions import SessionAdmin
 from everhold.api.application import RouteDispatcher, build_application
 from everhold.api.context import ApiContext, GatewayServices
@@ -75,6 +76,7 @@ class SimApi:
         self.context = ApiContext(
             control=control,
             memory=cast(MemoryAdmin, None),  # no caller uses the memory routes
+            overview=cast(SessionOverview, None),  # nor the lists of sessions
             local_person=LOCAL_PERSON,
             agents=cast(ConfiguredAgents, _SimAgents(runtimes)),
             tail=tail,

@@ -374,6 +374,12 @@ class GatedStore(_StoreMethods):
         await self._after(Step.REPLAY)
         return count
 
+    async def drop_dead_letters(self, ids: Sequence[int]) -> int:
+        await self._before(Step.REPLAY)
+        count = await self.disk.drop_dead_letters(ids)
+        await self._after(Step.REPLAY)
+        return count
+
     def _record_commit(self, change: Change, done: CommitResult) -> None:
         self.witness.record_commit(self.process, change, done)
         leases = {wakeup.consumer: wakeup.lease for wakeup in change.wakeups}

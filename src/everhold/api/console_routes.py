@@ -1,0 +1,160 @@
+"""The routes of the console beside those of `routes.py`, which has the whole table."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from everhold.api import admin, console_schemas, inbox, inspection, memory, overview
+from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
+from everhold.core.callers import CallerRole
+
+_SEQ_SCHEMA: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": 2**53}
+_SESSION: Final = RouteParameter("id", "The session's id; operators may also give a unique prefix or a title.", "path")
+
+ACTIVE_LIST_PARAMETERS: Final = (
+    RouteParameter("order", "`active`: the session with the latest entry first."),
+    RouteParameter("before", "With `order=active`, the next page: `next` of the page before."),
+    RouteParameter("q", "With `order=active`: words of the title or of an entry."),
+    RouteParameter("agent", "With `order=active`: only sessions with this agent."),
+    RouteParameter("platform", "With `order=active`: only sessions on this platform."),
+    RouteParameter("person", "With `order=active`: only sessions in which this person wrote. Operators only."),
+    RouteParameter(
+        "state",
+        "With `order=active`: which sessions; those that are not archived if not given.",
+        schema={"enum": list(overview.STATES)},
+    ),
+)
+DEAD_LETTER_FILTERS: Final = (
+    RouteParameter("consumer", "Only those of this consumer."),
+    RouteParameter("cause", "Only those with exactly this reason."),
+    RouteParameter("session", "Only those of this session."),
+)
+
+CONSOLE_ROUTES: Final = (
+    # -- sessions ------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "POST /api/sessions/{id}/title",
+        overview.rename_session,
+        "Give a session a title",
+        parameters=(_SESSION,),
+        request_type=console_schemas.TitleRequest,
+        response_bodies={200: ResponseBody("The title.", console_schemas.TitleResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "POST /api/sessions/{id}/archive",
+        overview.archive_session,
+        "Archive a session, or undo that",
+        about="An archived session is left out of lists. It is answered and remembered as before.",
+        parameters=(_SESSION,),
+        request_type=console_schemas.ArchiveRequest,
+        response_bodies={200: ResponseBody("Whether it is archived.", console_schemas.ArchiveResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/export",
+        overview.export_session,
+        "Export a session",
+        about="The first line is the session, every other line an entry of its log.",
+        parameters=(_SESSION,),
+        response_bodies={
+            200: ResponseBody("One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})
+        },
+        refusal_statuses=(400, 404),
+        least=CallerRole.OPERATOR,
+        fresh=True,
+        is_agent_scoped=True,
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/erasure-plan",
+        overview.plan_erasure,
+        "Plan the erasure of a session",
+        about="`POST /api/sessions/{id}/erase` with the `seqs` of the plan erases all words of the session.",
+        parameters=(_SESSION,),
+        response_bodies={200: ResponseBody("What the erasure would include.", console_schemas.ErasurePlanResponse)},
+        refusal_statuses=(400, 404),
+        least=CallerRole.OPERATOR,
+        is_agent_scoped=True,
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/timeline",
+        inspection.list_timeline,
+        "List a session's operations",
+        parameters=(
+            _SESSION,
+            RouteParameter("before", "Only operations before this one.", schema=_SEQ_SCHEMA),
+            RouteParameter(
+                "limit",
+                "How many; 50 if not given.",
+                schema={"type": "integer", "minimum": 1, "maximum": inspection.MAX_OPERATIONS},
+            ),
+        ),
+        response_bodies={200: ResponseBody("The operations, newest first.", console_schemas.TimelineResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/context/diff",
+        inspection.compare_contexts,
+        "Compare the contexts of two model calls",
+        parameters=(
+            _SESSION,
+            RouteParameter("a", "The earlier model call, by its seq.", schema=_SEQ_SCHEMA, required=True),
+            RouteParameter("b", "The later model call, by its seq.", schema=_SEQ_SCHEMA, required=True),
+        ),
+        response_bodies={200: ResponseBody("What became of each part.", console_schemas.ContextDiffResponse)},
+        refusal_statuses=(400, 404),
+    ),
+    ApiRoute(
+        "GET /api/sessions/{id}/entries/{seq}/deliveries",
+        inspection.list_deliveries,
+        "Show where an entry was delivered",
+        parameters=(_SESSION, RouteParameter("seq", "The entry.", "path", schema=_SEQ_SCHEMA)),
+        response_bodies={200: ResponseBody("Its state at each consumer.", console_schemas.EntryDeliveriesResponse)},
+        refusal_statuses=(400, 404),
+        least=CallerRole.OPERATOR,
+        is_agent_scoped=True,
+    ),
+    # -- operation -----------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/dead-letters/causes",
+        admin.count_dead_letters,
+        "Count dead letters by reason",
+        response_bodies={
+            200: ResponseBody(
+                "Consumers and reasons, the most frequent first.", console_schemas.DeadLetterCausesResponse
+            )
+        },
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "POST /api/dead-letters/drop",
+        admin.drop_dead_letters,
+        "Give up dead letters for good",
+        about="They leave the list and are never delivered. The log keeps their entries.",
+        request_type=console_schemas.DeadLetterDropRequest,
+        response_bodies={200: ResponseBody("How many.", console_schemas.DeadLetterDropResponse)},
+        refusal_statuses=(400,),
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "GET /api/usage",
+        overview.show_usage,
+        "Show the use of models",
+        parameters=(
+            RouteParameter("by", "`day` if not given.", schema={"enum": list(overview.USAGE_KEYS)}),
+            RouteParameter("since", "The first day, such as 2026-11-01."),
+            RouteParameter("until", "The last day."),
+        ),
+        response_bodies={200: ResponseBody("Tokens and cost.", console_schemas.UsageResponse)},
+        refusal_statuses=(400,),
+        least=CallerRole.OPERATOR,
+        is_agent_scoped=True,
+    ),
+    ApiRoute(
+        "GET /api/inbox",
+        inbox.list_inbox,
+        "List what waits for a person",
+        response_bodies={200: ResponseBody("Each item with its remedy.", console_schemas.InboxResponse)},
+        least=CallerRole.OPERATOR,
+    ),
+)

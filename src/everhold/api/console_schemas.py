@@ -1,0 +1,240 @@
+"""The bodies of the requests and responses that the console needs beside `schemas.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from everhold.api.schemas import Label, Seq, SessionView
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+class TitleRequest(Struct, forbid_unknown_fields=True):
+    """A title."""
+
+    title: Annotated[Label, Meta(description="The new title.")]
+
+
+class TitleResponse(Struct):
+    session: str
+    title: str
+
+
+class ArchiveRequest(Struct, forbid_unknown_fields=True):
+    """Whether a session is hidden from lists."""
+
+    archived: bool = True
+
+
+class ArchiveResponse(Struct):
+    session: str
+    archived: bool
+
+
+class ActiveSessionView(SessionView):
+    """A session in a list. `first` are its first words, `outcome` says how its last turn ended."""
+
+    first: str
+    person: str
+    outcome: str
+    turns: int
+    tokens: int
+    usd: float
+
+
+class ActiveSessionsResponse(Struct):
+    """`next` is the `before` of the next page, null on the last. `behind` is how many entries the list does not
+    consider yet."""
+
+    sessions: list[ActiveSessionView]
+    next: str | None
+    behind: int
+
+
+class ErasurePlanResponse(Struct):
+    """What an erasure includes. `delivered` counts the entries that each platform account or memory has received."""
+
+    session: str
+    seqs: list[int]
+    ends: list[int]
+    records: int
+    branches: list[str]
+    delivered: dict[str, int]
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+class UsageView(Struct):
+    """What model calls used."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    usd: float = 0.0
+
+
+class TimelineCallView(Struct):
+    """A tool call."""
+
+    seq: int
+    tool: str
+    began_at: float
+    ended_at: float | None
+    state: Literal["running", "done", "failed", "unknown"]
+
+
+class TimelineRowView(Struct):
+    """An operation. `took` are the messages that it consumed, `thoughts` its model calls."""
+
+    op: int
+    type: str
+    state: str
+    first: int
+    last: int
+    attempts: int
+    undone_at: int
+    covers: int
+    took: list[int]
+    asked_at: float | None
+    began_at: float
+    ended_at: float | None
+    reason: str
+    trigger: str
+    model: str
+    usage: UsageView
+    thoughts: list[int]
+    calls: list[TimelineCallView]
+    notes: int
+    tokens_before: int
+    tokens_after: int
+    messages: int
+
+
+class TimelineResponse(Struct):
+    """`next` is the `before` of the next page, null on the last."""
+
+    session: str
+    operations: list[TimelineRowView]
+    next: int | None
+
+
+class ContextPartView(Struct):
+    """A part of a context: the entries it comes from, its size, and the range of its messages in the request."""
+
+    kind: Literal["system", "tools", "compression", "pins", "exchange", "recall"]
+    op: int
+    seqs: list[int]
+    tokens: int
+    digest: str
+    covers: int
+    messages: tuple[int, int] | None
+
+
+class PartDifferenceView(Struct):
+    """What became of a part. `by` is the compression that replaces it."""
+
+    change: Literal["same", "added", "dropped", "compressed", "changed"]
+    part: ContextPartView
+    tokens_before: int
+    tokens_after: int
+    by: int
+
+
+class ContextDiffResponse(Struct):
+    session: str
+    parts: list[PartDifferenceView]
+    tokens_before: int
+    tokens_after: int
+
+
+class EntryDeliveryView(Struct):
+    """Where an entry is. `passed`: the consumer has read it and had nothing to send for it."""
+
+    consumer: str
+    state: Literal["waiting", "in_flight", "delivered", "in_doubt", "dead", "replaying", "passed"]
+    remote: str
+    at: float
+    attempts: int
+    error: str
+    reason: str
+
+
+class EntryDeliveriesResponse(Struct):
+    session: str
+    seq: int
+    deliveries: list[EntryDeliveryView]
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+class DeadLetterCauseView(Struct):
+    """Dead letters of one consumer with one reason."""
+
+    consumer: str
+    reason: str
+    count: int
+    in_doubt: int
+    first_at: float
+    last_at: float
+
+
+class DeadLetterCausesResponse(Struct):
+    causes: list[DeadLetterCauseView]
+
+
+class DeadLetterDropRequest(Struct, forbid_unknown_fields=True):
+    """Which dead letters to drop: those of `ids`, or all that match the other fields, of which one is needed."""
+
+    ids: Annotated[list[Seq] | None, Meta(description="These dead letters.")] = None
+    consumer: Annotated[str, Meta(description="Only those of this consumer.", max_length=200)] = ""
+    cause: Annotated[str, Meta(description="Only those with this reason.", max_length=4_000)] = ""
+    session: Annotated[str, Meta(description="Only those of this session.", max_length=200)] = ""
+    dry_run: Annotated[bool, Meta(description="Only report how many.")] = False
+
+
+class DeadLetterDropResponse(Struct):
+    dropped: int
+
+
+# -- use of models -----------------------------------------------------------------------------------------------------
+
+
+class UsageRowView(Struct):
+    """The use of models with this `key`."""
+
+    key: str
+    calls: int
+    input: int
+    cached: int
+    output: int
+    usd: float
+
+
+class UsageResponse(Struct):
+    by: Literal["day", "agent", "model", "person"]
+    rows: list[UsageRowView]
+
+
+# -- inbox -------------------------------------------------------------------------------------------------------------
+
+
+class InboxItemView(Struct):
+    """Something that waits for a person. `about` is the place in the console where it is settled."""
+
+    id: str
+    kind: Literal[
+        "pairing", "tools", "dead_letters", "in_doubt", "config", "problem", "given_up", "failing", "erasure", "budget"
+    ]
+    title: str
+    remedy: str
+    at: float | None
+    about: str
+    data: dict[str, Any]
+
+
+class InboxResponse(Struct):
+    items: list[InboxItemView]
