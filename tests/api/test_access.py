@@ -65,7 +65,9 @@ MEMBER_ROUTES = """
     GET /api/sessions/{id}/compressions, GET /api/sessions/{id}/compressions/{op}/diff, GET /api/sessions/{id}/why,
     GET /api/memory/search, GET /api/schedules, POST /api/schedules/{id}/delete, POST /v1/chat/completions,
     POST /v1/responses, GET /v1/models, GET /v1/models/{id}, GET /openapi.json, POST /api/logout, GET /api/logins,
-    POST /api/logins/{id}/end, POST /api/login-codes, GET /api/me/export, POST /api/me/forget
+    POST /api/logins/{id}/end, POST /api/login-codes, GET /api/me/export, POST /api/me/forget,
+    GET /api/sessions/{id}/timeline, GET /api/sessions/{id}/context/diff, POST /api/sessions/{id}/title,
+    POST /api/sessions/{id}/archive
 """
 SERVICE_ROUTES = """
     POST /api/messages, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},

@@ -147,9 +147,8 @@ async def test_the_projection_equals_one_that_is_derived_at_once(
         pass
     wanted = SessionFilter()
     assert await fresh.list_sessions(wanted) == await gateway.running.overview.list_sessions(wanted)
-    span = {"since": "", "until": "~"}
-    assert await fresh.summarize_usage("person", **span) == await gateway.running.overview.summarize_usage(
-        "person", **span
+    assert await fresh.summarize_usage("person", since="", until="~") == await gateway.running.overview.summarize_usage(
+        "person", since="", until="~"
     )
     await fresh.close()
 

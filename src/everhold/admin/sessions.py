@@ -609,6 +609,12 @@ class SessionAdmin:
         self.wakeups.work_available.set()
         return count
 
+    async def retry_waiting(self) -> int:
+        """Make everything due that waits after a failure. Return the number of cursors."""
+        count = await self.store.retry_now()
+        self.wakeups.work_available.set()
+        return count
+
     async def drop_dead_letters(self, ids: Sequence[int]) -> int:
         """Give up these dead letters for good. Return their number."""
         return await self.store.drop_dead_letters(ids) if ids else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from everhold.api import admin, console_schemas, inbox, inspection, memory, overview
+from everhold.api import admin, console_schemas, handlers, inbox, inspection, memory, overview
 from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
 from everhold.core.callers import CallerRole
 
@@ -113,6 +113,14 @@ CONSOLE_ROUTES: Final = (
         refusal_statuses=(400, 404),
         least=CallerRole.OPERATOR,
         is_agent_scoped=True,
+    ),
+    ApiRoute(
+        "POST /api/retry",
+        handlers.retry_waiting,
+        "Try everything that waits after a failure now",
+        about="Delays that a service demanded stay.",
+        response_bodies={200: ResponseBody("How many cursors were waiting.", console_schemas.RetryResponse)},
+        least=CallerRole.OPERATOR,
     ),
     # -- operation -----------------------------------------------------------------------------------------------------
     ApiRoute(

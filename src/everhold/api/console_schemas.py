@@ -33,7 +33,7 @@ class ArchiveResponse(Struct):
     archived: bool
 
 
-class ActiveSessionView(SessionView):
+class ActiveSessionView(SessionView, kw_only=True):
     """A session in a list. `first` are its first words, `outcome` says how its last turn ended."""
 
     first: str
@@ -62,6 +62,10 @@ class ErasurePlanResponse(Struct):
     records: int
     branches: list[str]
     delivered: dict[str, int]
+
+
+class RetryResponse(Struct):
+    retried: int
 
 
 # -- operations --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response, 
 from everhold.api.inspection import OWN_SETUP_KINDS
 from everhold.api.openai_shared import find_payer_role
 from everhold.api.request import ApiCall
+from everhold.core.consumers import TURN
 from everhold.core.entries import ChatLocation, Heard
 from everhold.core.people import PERSON_MEMBER
 from everhold.errors import InvalidRequest, NotFound
@@ -24,6 +25,8 @@ from everhold.ports.store import Session
 PAGE_SIZE = 500
 MAX_SESSIONS = 1_000
 MAX_HITS = 10_000
+OUTAGE_TEXT = "The model cannot be asked now. The operator has to act."
+"""What a person hears of a failure, because the error may describe the operator's services."""
 
 
 async def accept_message(call: ApiCall) -> Response:
@@ -132,7 +135,25 @@ async def _show_session(call: ApiCall, session: Session) -> dict[str, Any]:
 
 async def get_session(call: ApiCall) -> Response:
     """Return one session."""
-    return build_json_response(await _show_session(call, await call.context.find_session(call.caller, call.path["id"])))
+    session = await call.context.find_session(call.caller, call.path["id"])
+    return build_json_response({**await _show_session(call, session), "waiting": await _describe_wait(call, session)})
+
+
+async def _describe_wait(call: ApiCall, session: Session) -> dict[str, Any] | None:
+    """Return why the turn of a session waits after a failure; None if it does not."""
+    cursor = await call.context.store.get_cursor(TURN, session.id)
+    if cursor is None or not cursor.error or cursor.since is None:
+        return None
+    return {
+        "reason": cursor.error if call.caller.operator else OUTAGE_TEXT,
+        "attempts": cursor.attempts,
+        "retry_at": cursor.since + cursor.wait if cursor.wait else None,
+    }
+
+
+async def retry_waiting(call: ApiCall) -> Response:
+    """Try everything now that waits after a failure, because its cause was repaired."""
+    return build_json_response({"retried": await call.context.control.retry_waiting()})
 
 
 async def list_entries(call: ApiCall) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -49,7 +51,11 @@ def build_document(table: Iterable[ApiRoute]) -> JsonObject:
     """Return the document for these routes."""
     table = tuple(table)
     types = [route.request_type for route in table if route.request_type] + [
-        body.shape for route in table for body in route.response_bodies.values() if body.shape
+        shape
+        for route in table
+        for body in route.response_bodies.values()
+        for shape in (body.shape, *body.variants)
+        if shape
     ]
     _, components = msgspec.json.schema_components([*types, schemas.ErrorResponse], ref_template=REF_TEMPLATE)
     paths: dict[str, JsonObject] = {}
@@ -117,6 +123,8 @@ def _build_response(body: ResponseBody) -> JsonObject:
     schema: Any = _build_ref(body.shape) if body.shape is not None else body.schema
     if schema is None:
         return {"description": body.about}
+    if body.variants:
+        schema = {"anyOf": [schema, *map(_build_ref, body.variants)]}
     content = {body.media: {"schema": schema}}
     if body.streams:
         content["text/event-stream"] = {"schema": {}}
@@ -137,3 +145,14 @@ def _build_ref(shape: type) -> JsonObject:
 def _build_operation_id(route: ApiRoute) -> str:
     words = [word.strip("{}") for word in route.path.split("/") if word]
     return "-".join([route.method.lower(), *words]) or "get"
+
+
+def main() -> None:
+    """Print the document without a gateway, from which the types of the console are made."""
+    from everhold.api.reference import build_route_table  # it imports this module
+
+    sys.stdout.write(json.dumps(build_document(build_route_table()), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,8 @@ class ResponseBody(Struct, frozen=True):
     shape: type | None = None
     media: str = "application/json"
     schema: dict[str, Any] | None = None
+    variants: tuple[type, ...] = ()
+    """Other schema classes, which a parameter chooses."""
     streams: bool = False
     """The response may also be a stream of server-sent events."""
 

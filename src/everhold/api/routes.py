@@ -21,6 +21,7 @@ from everhold.api import (
     schemas,
 )
 from everhold.api.console_routes import ACTIVE_LIST_PARAMETERS, CONSOLE_ROUTES, DEAD_LETTER_FILTERS
+from everhold.api.console_schemas import ActiveSessionsResponse
 from everhold.api.request import JsonObject, RouteHandler
 from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
 from everhold.core.callers import CallerRole
@@ -206,7 +207,11 @@ _ROUTES: Final = (
             ),
         ),
         about="With `order=active` the answer is an `ActiveSessionsResponse`, with the latest activity first.",
-        response_bodies={200: ResponseBody("The sessions you may see.", schemas.SessionListResponse)},
+        response_bodies={
+            200: ResponseBody(
+                "The sessions you may see.", schemas.SessionListResponse, variants=(ActiveSessionsResponse,)
+            )
+        },
         refusal_statuses=(400, 404),
         least=CallerRole.SERVICE,
     ),

@@ -594,6 +594,14 @@ class MemoryImportResponse(Struct):
     done: bool
 
 
+class TurnWaitView(Struct):
+    """A turn that waits after a failure. It is tried again at `retry_at`."""
+
+    reason: str
+    attempts: int
+    retry_at: float | None
+
+
 class SessionView(Struct):
     """A session. `pending` is the number of messages that no turn has taken yet; `at` is the time of the last entry."""
 
@@ -607,6 +615,9 @@ class SessionView(Struct):
     archived: bool
     compressed_upto: int
     at: float
+    waiting: Annotated[
+        TurnWaitView | None, Meta(description="Why its turn waits. Only `GET /api/sessions/{id}` says so.")
+    ] = None
 
 
 class EntryView(Struct):
