@@ -67,13 +67,13 @@ MEMBER_ROUTES = """
     POST /v1/responses, GET /v1/models, GET /v1/models/{id}, GET /openapi.json, POST /api/logout, GET /api/logins,
     POST /api/logins/{id}/end, POST /api/login-codes, GET /api/me/export, POST /api/me/forget,
     GET /api/sessions/{id}/timeline, GET /api/sessions/{id}/context/diff, POST /api/sessions/{id}/title,
-    POST /api/sessions/{id}/archive
+    POST /api/sessions/{id}/archive, POST /mcp
 """
 SERVICE_ROUTES = """
     POST /api/messages, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
     GET /api/sessions/{id}/entries, POST /api/sessions/{id}/undo, POST /api/sessions/{id}/stop, POST /api/notes,
     GET /api/memory/search, POST /v1/chat/completions, POST /v1/responses, GET /v1/models, GET /v1/models/{id},
-    GET /openapi.json, GET /api/me/export, POST /api/me/forget
+    GET /openapi.json, GET /api/me/export, POST /api/me/forget, POST /mcp
 """
 ANYBODY_ROUTES = "GET /health, GET /ready, GET /, GET /static/{name}, POST /api/login"
 
