@@ -74,7 +74,7 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 APT := chromium bubblewrap socat
 # Debian starts these servers when it installs them, so only CI gets them.
 APT += $(if $(CI),nginx-light caddy)
-deps:
+deps: $(VENV)/.promtool
 	@for p in $(APT); do \
 	  command -v $$p >/dev/null 2>&1 || dpkg -s $$p >/dev/null 2>&1 || { \
 	    sudo=$$(test "$$(id -u)" = 0 || command -v sudo || true); \
@@ -82,6 +82,15 @@ deps:
 	      { $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends $$p >/dev/null; }; }; } || \
 	    echo "$$p cannot be installed here: tests that need it are skipped"; \
 	done
+
+# Checks the rules and dashboards of deploy/. Its package starts a server when it is installed, so only this program is
+# taken out of it.
+$(VENV)/.promtool: | $(BIN)/python
+	@command -v promtool >/dev/null || { d=$$(mktemp -d) && chmod 755 $$d && \
+	  ( cd $$d && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
+	    dpkg-deb -x prometheus_*.deb . ) >/dev/null 2>&1 && cp $$d/usr/bin/promtool $(BIN)/ && rm -r $$d; } || \
+	  echo "promtool cannot be installed here: tests that need it are skipped"
+	@touch $@
 
 clean: ## remove build products; a home made by `make run` stays
 	rm -rf $(VENV) .hindsight .honcho build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -691,6 +691,8 @@ class GatewayApp:
             return str(fault)
         if self.hosts.is_draining:
             return "the gateway is draining"
+        if self.hosts.is_cut_off:
+            return "the store does not answer"
         return "the disk is full" if self.disk_guard.is_full else ""
 
     def describe(self) -> dict[str, Any]:

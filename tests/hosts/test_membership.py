@@ -20,6 +20,17 @@ from everhold.stores.sqlite import SqliteStore
 from everhold.telemetry.logs import open_log
 
 
+class ManualClock:
+    def __init__(self) -> None:
+        self.at = 1_000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+
 class MembershipScene:
     """A store that several hosts share, and their log lines."""
 
@@ -66,6 +77,25 @@ async def test_a_host_whose_registration_was_forgotten_registers_again(scene: Me
     await scene.store.remove_host("owner-one")
     await one.renew()
     assert [it.host.name for it in await one.list_hosts()] == ["one"]
+
+
+async def test_a_host_whose_registration_ended_is_cut_off_until_the_store_answers(scene: MembershipScene) -> None:
+    clock = ManualClock()
+    host = HostMembership(
+        scene.store,
+        owner="owner-one",
+        name="one",
+        clock=clock,
+        chance=SystemRandomSource(),
+        log=open_log(clock=clock, stream=scene.log),
+        lease_seconds=10.0,
+    )
+    await host.join()
+    seen = [host.is_cut_off]
+    clock.at += 10.5
+    seen.append(host.is_cut_off)
+    await host.renew()
+    assert [*seen, host.is_cut_off] == [False, True, False]
 
 
 async def test_a_host_refuses_to_start_beside_a_distant_version(scene: MembershipScene) -> None:

@@ -63,6 +63,7 @@ class HostMembership:
         self._owner = owner
         self._name = name
         self._url = ""
+        self._renewed_at = clock.monotonic()
         self._digests: dict[str, str] = {}
 
     @property
@@ -86,7 +87,13 @@ class HostMembership:
         if reason := find_version_conflict(own.version, others):
             await self._store.remove_host(own.id)
             raise Refused(reason, remedy="upgrade one version at a time, and stop the old hosts first")
+        self._renewed_at = self._clock.monotonic()
         self._log.info("host.joined", host=self._name, others=[it.host.name for it in others])
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the registration ended because the store did not answer, so that this host cannot accept anything."""
+        return self.is_shared and self._clock.monotonic() - self._renewed_at > self._lease
 
     async def keep_renewing(self) -> None:
         """Renew the registration until cancelled."""
@@ -103,6 +110,7 @@ class HostMembership:
             return
         if not await self._store.renew_host(self._owner, lease=self._lease, is_draining=self.is_draining):
             await self._store.register_host(self.record, lease=self._lease)
+        self._renewed_at = self._clock.monotonic()
         self.clock_difference = self._clock.now() - await self._store.get_time()
         await self._compare()
 
