@@ -434,7 +434,7 @@ class GatewayApp:
 
     def _build_api(self) -> None:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
-        self.tail = LogTail()
+        self.tail = LogTail(self.store.notifier)
         self.store.notifier.subscribe(self._on_commit)
         self.text_watchers += [self.tail.on_reply_text]
         self._last_increment = self.clock.monotonic()

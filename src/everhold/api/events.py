@@ -16,9 +16,10 @@ from starlette.responses import Response, StreamingResponse
 
 from everhold.admin.sessions import render_entry
 from everhold.api.errors import ApiError
-from everhold.api.log_tail import POLL_SECONDS, ReplyPiece
+from everhold.api.log_tail import POLL_SECONDS
 from everhold.api.request import MAX_INTEGER, ApiCall
 from everhold.core.entries import Entry
+from everhold.ports.hosts import ReplyPiece
 
 PAGE_SIZE: Final = 200
 HEARTBEAT_SECONDS: Final = 15.0

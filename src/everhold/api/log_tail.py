@@ -9,32 +9,21 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from everhold.core.entries import Entry, EntryKind
-from everhold.ports.hosts import CommitHint
+from everhold.ports.hosts import CommitHint, CommitNotifier, ReplyPiece
 from everhold.ports.store import Step, Store
 
 POLL_SECONDS: Final = 2.0
 MAX_PIECES: Final = 2_000
 """The limit of pieces that wait for a slow watcher. Older pieces are dropped, because pieces may be lost."""
 
+MAX_REMOTE_REPLIES: Final = 1_000
 MAX_RENDERED_ENTRIES: Final = 256
 MAX_RENDERED_BYTES: Final = 4 << 20
 _SETTLING_STEPS: Final[frozenset[str]] = frozenset({Step.BEGIN, Step.THINK, Step.END, Step.PAUSE})
 """Commits after which the text so far is in the log, or the reply starts again."""
-
-
-class ReplyPiece(NamedTuple):
-    """Some text of a reply that the model is producing. It may be lost; the committed reply is authoritative."""
-
-    session: str
-    op: int
-    text: str
-    reset: bool = False
-    """The pieces before it are not part of the reply, because another model starts it again."""
-    at: int = 0
-    """The number of characters before this piece."""
 
 
 class LogWatch:
@@ -53,6 +42,8 @@ class LogWatch:
 
     def __enter__(self) -> LogWatch:
         self._tail.watches[self] = None
+        if not self.until:
+            self._tail.announce_watch()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,9 +106,16 @@ class _GrowingReply:
 
 
 class LogTail:
-    """Receives every commit and every piece of a reply. There is one per process."""
+    """Receives every commit and every piece of a reply. There is one per process.
 
-    def __init__(self) -> None:
+    Implements `ports.hosts.ReplyTextExchange`.
+    """
+
+    def __init__(self, notifier: CommitNotifier | None = None) -> None:
+        """`notifier` passes the text of growing replies between the hosts of one store."""
+        self._notifier = notifier
+        if notifier is not None:
+            notifier.connect_texts(self)
         self._reply_waits = 0
         self._no_reply_wait = asyncio.Event()
         self._no_reply_wait.set()
@@ -130,6 +128,8 @@ class LogTail:
         self._shown: dict[tuple[int, bool], bytes] = {}
         self._shown_bytes = 0
         self._growing: dict[str, _GrowingReply] = {}
+        self._remote: dict[str, _GrowingReply] = {}
+        """The replies that grow on other hosts, by session."""
 
     def on_commit(self, hint: CommitHint) -> None:
         """Notify the watchers of a commit."""
@@ -137,6 +137,7 @@ class LogTail:
             self.commits[hint.step] += 1
         if hint.step in _SETTLING_STEPS:
             self._growing.pop(hint.session, None)
+            self._remote.pop(hint.session, None)
         if hint.kinds:
             for watch in self.watches:
                 if watch.is_affected_by(hint):
@@ -149,13 +150,52 @@ class LogTail:
             growing = self._growing[session] = _GrowingReply(op)
         piece = ReplyPiece(session, op, text or "", reset=text is None, at=growing.size)
         growing.add(piece.text)
+        self._show_piece(piece)
+        if self._notifier is not None:
+            self._notifier.publish_text(piece)
+
+    def _show_piece(self, piece: ReplyPiece) -> None:
         for watch in self.watches:
-            if not watch.until and (not watch.session or watch.session == session):
+            if not watch.until and (not watch.session or watch.session == piece.session):
                 watch.add_piece(piece)
+
+    # -- growing replies of other hosts ------------------------------------------------------------------------------
+
+    def receive_text(self, piece: ReplyPiece) -> None:
+        """Pass on the text of a reply that grows on another host. Repeated text, or text after a gap, is left out."""
+        growing = self._remote.get(piece.session)
+        if growing is None or growing.op != piece.op or piece.reset:
+            if piece.at:
+                return  # its beginning is missing
+            while len(self._remote) >= MAX_REMOTE_REPLIES:
+                self._remote.pop(next(iter(self._remote)))
+            growing = self._remote[piece.session] = _GrowingReply(piece.op)
+        known = growing.size - piece.at
+        if known < 0 or known >= len(piece.text) > 0:
+            return
+        piece = piece._replace(text=piece.text[known:], at=growing.size)
+        growing.add(piece.text)
+        self._show_piece(piece)
+
+    def list_growing(self, session: str) -> list[ReplyPiece]:
+        sessions = [session] if session else list(self._growing)
+        return [
+            ReplyPiece(one, growing.op, "".join(growing.texts))
+            for one in sessions
+            if (growing := self._growing.get(one)) is not None and growing.texts
+        ]
+
+    def list_watched(self) -> set[str]:
+        return {watch.session for watch in self.watches if not watch.until}
+
+    def announce_watch(self) -> None:
+        """Tell other hosts that a watcher of growing replies has come."""
+        if self._notifier is not None:
+            self._notifier.announce_watch()
 
     def get_growing_reply(self, session: str) -> list[ReplyPiece]:
         """Return the text so far of the session's growing reply, for a watcher that starts late."""
-        growing = self._growing.get(session)
+        growing = self._growing.get(session) or self._remote.get(session)
         return (
             [ReplyPiece(session, growing.op, "".join(growing.texts))] if growing is not None and growing.texts else []
         )

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from everhold.api.context import ApiContext
 from everhold.api.errors import ApiError, format_retry_after
-from everhold.api.log_tail import POLL_SECONDS, ReplyPiece
+from everhold.api.log_tail import POLL_SECONDS
 from everhold.core.consumers import TURN
 from everhold.core.entries import (
     OUTAGE_NOTICE,
@@ -29,6 +29,7 @@ from everhold.core.entries import (
     Took,
     ToolCall,
 )
+from everhold.ports.hosts import ReplyPiece
 from everhold.ports.store import EntryPage
 
 PAGE_SIZE: Final = 200

@@ -82,7 +82,7 @@ class StoreSettings(ConfigSection):
     """How often a host looks for work that another host accepted. Hints of the database make it faster."""
     lease_seconds: float = Field(default=30.0, ge=3, le=600)
     """How long after the death of a host another one continues its turns; its accounts move after half of that."""
-    connections: int = Field(default=8, ge=3, le=100)
+    connections: int = Field(default=8, ge=6, le=100)
     """How many connections this host opens to the database."""
     host_name: Text | None = None
     """What this host is called in `everhold hosts`; the machine's name if not given."""

@@ -6,8 +6,8 @@ port, callers pass durations and get durations, because the clocks of hosts diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -97,6 +97,31 @@ class CommitHint(Struct, frozen=True, kw_only=True):
     """Another host made it."""
 
 
+class ReplyPiece(NamedTuple):
+    """Some text of a reply that the model is producing. It may be lost; the committed reply is authoritative."""
+
+    session: str
+    op: int
+    text: str
+    reset: bool = False
+    """The pieces before it are not part of the reply, because another model starts it again."""
+    at: int = 0
+    """The number of characters before this piece."""
+
+
+class ReplyTextExchange(Protocol):
+    """What shows growing replies to clients of this host. An empty session means all sessions."""
+
+    def receive_text(self, piece: ReplyPiece) -> None:
+        """Take the text of a reply that grows on another host. It may come twice, late or never."""
+
+    def list_growing(self, session: str) -> Sequence[ReplyPiece]:
+        """Return the text so far of the replies that grow on this host."""
+
+    def list_watched(self) -> Collection[str]:
+        """Return the sessions whose growing replies are shown here."""
+
+
 class CommitNotifier(Protocol):
     """Passes hints between the hosts of one store. Hints may be lost, late, doubled and in another order.
 
@@ -112,3 +137,12 @@ class CommitNotifier(Protocol):
 
     def subscribe(self, receive: Callable[[CommitHint], None]) -> Callable[[], None]:
         """Call `receive` with every hint from now on. Return a function that ends the subscription."""
+
+    def connect_texts(self, exchange: ReplyTextExchange) -> None:
+        """Exchange the text of growing replies with other hosts from now on."""
+
+    def publish_text(self, piece: ReplyPiece) -> None:
+        """Pass on text of a reply that grows on this host, to the hosts that show it. It never waits or fails."""
+
+    def announce_watch(self) -> None:
+        """Tell other hosts soon that `list_watched` has changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everhold.ports.hosts import CommitHint
+from everhold.ports.hosts import CommitHint, ReplyPiece, ReplyTextExchange
 
 
 class LocalNotifier:
@@ -31,3 +31,12 @@ class LocalNotifier:
             self._subscribers.pop(key, None)
 
         return end
+
+    def connect_texts(self, exchange: ReplyTextExchange) -> None:
+        """There is no other host."""
+
+    def publish_text(self, piece: ReplyPiece) -> None:
+        """There is no other host."""
+
+    def announce_watch(self) -> None:
+        """There is no other host."""

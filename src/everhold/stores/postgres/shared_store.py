@@ -15,7 +15,8 @@ from everhold.stores.postgres.connections import PgConnection, PostgresConnector
 from everhold.stores.postgres.migrate import SERVER_VERSION
 from everhold.stores.postgres.store import PostgresStore
 
-CLAIM_CONNECTIONS: Final = 1
+OTHER_CONNECTIONS: Final = 4
+"""For claims, budgets and hints."""
 MOVE_MARKER: Final = "store_move"
 """A table that exists while a store is moved, and after it was moved away. No host opens the store then."""
 _FOREIGN_TABLES: Final = (
@@ -50,14 +51,14 @@ class SharedPostgresStore(PostgresStore):
 
 
 async def open_shared_store(url: str, *, connections: int, chance: RandomSource) -> SharedPostgresStore:
-    """Open the store at `url` with at most so many connections."""
+    """Open the store at `url` with at most so many connections, but at least 6."""
     connector = PostgresConnector(url)
     connection = await open_explained(connector, url)
     try:
         await _refuse_foreign_database(connection, url)
     finally:
         await connection.close()
-    free = connections - CLAIM_CONNECTIONS
+    free = max(2, connections - OTHER_CONNECTIONS)
     writers = max(1, free // 2)
     return await SharedPostgresStore.open(url, chance=chance, writers=writers, readers=max(1, free - writers))
 

@@ -43,7 +43,6 @@ from everhold.ports.store import (
     StateNamespace,
     StateRecord,
 )
-from everhold.stores.notifier import LocalNotifier
 from everhold.stores.postgres import (
     checks,
     cursors,
@@ -58,6 +57,7 @@ from everhold.stores.postgres import (
 )
 from everhold.stores.postgres.connections import PgConnection, PostgresConnector, ReadPool
 from everhold.stores.postgres.errors import REPEATABLE_ERRORS, translate_error
+from everhold.stores.postgres.hints import PostgresNotifier
 from everhold.stores.postgres.loading import Rows, run_reads
 from everhold.stores.postgres.migrate import PostgresMigration, StoreInformation, list_migrations, prepare_schema
 from everhold.stores.postgres.writer import MAX_ATTEMPTS, RETRY_SECONDS, GroupWriter
@@ -96,7 +96,7 @@ class PostgresStore:
         self._budgets = ReadPool(connector, size=1)
         self.writer = GroupWriter(connector, writers=writers, chance=chance, clock=now, observe_time=self._observe_time)
         self.is_exclusive = exclusive
-        self.notifier = LocalNotifier()
+        self.notifier = PostgresNotifier(connector, chance=chance)
         self._latest = 0.0
         """The latest time that the store's clock is known to have shown. If it shows less, it has gone back."""
         self._people: PeopleDirectory | None = None
@@ -117,7 +117,7 @@ class PostgresStore:
         """Connect to the database at `url`. Create or upgrade the schema if needed.
 
         `writers` is how many transactions of this host may commit at the same time, and `readers` how many reads may
-        run. With those for claims and for budgets, the host uses at most `writers + readers + 2` connections.
+        run. With those for claims, budgets and hints, the host uses at most `writers + readers + 4` connections.
         `exclusive`: no other host works on the database meanwhile. `now` replaces the server's clock in tests, and
         `migrations` the schema's.
         """
@@ -684,6 +684,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         self._is_closed = True
+        await self.notifier.close()
         await self.writer.close()
         await self._claims.close()
         await self._budgets.close()
