@@ -148,7 +148,7 @@ COMMAND_SPECS: Final = (
     CommandSpec("sessions", "List your sessions"),
     CommandSpec("whoami", "Show who you are to everhold"),
     CommandSpec("schedule", "List, add or change scheduled messages",
-                "[WHEN TEXT | run ID | pause ID | resume ID | remove ID]"),
+                "[WHEN TEXT | run, pause, resume or remove ID]"),
     CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]"),
     CommandSpec("halt", "Silence every agent in this chat"),
     CommandSpec("wake", "Let the agents in this chat answer again"),
