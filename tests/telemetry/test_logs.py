@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from everhold.core.trace_ids import OPERATION_SPAN, make_span_id, make_trace_id
 from everhold.ports.log import EventLogger
 from everhold.telemetry.logs import (
     HIDDEN_TEXT,
@@ -126,6 +128,19 @@ def test_the_cache_of_rendered_fields_is_bounded(log: StructuredLogger) -> None:
     for number in range(10_000):
         log.info("x", name=f"n{number}")
     assert len(log.redaction.rendered_fields) <= 4_096
+
+
+def test_a_json_line_of_an_operation_names_its_trace(json_log: StructuredLogger, out: io.StringIO) -> None:
+    of_turn = json_log.bind(session="s1").bind(op=7)
+    of_turn.info("turn.started")
+    of_turn.info("turn.completed", outcome="done")
+    json_log.info("turn.started", session="s1", op=8)
+    json_log.info("lease.lost", session="s1")
+    first, second, other, none = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first["trace_id"] == second["trace_id"] == make_trace_id("s1", 7) != other["trace_id"]
+    assert first["span_id"] == make_span_id(make_trace_id("s1", 7), OPERATION_SPAN)
+    assert re.fullmatch("[0-9a-f]{32} [0-9a-f]{16}", f"{first['trace_id']} {first['span_id']}")
+    assert "trace_id" not in none
 
 
 def test_a_field_cannot_replace_a_reserved_field(json_log: StructuredLogger, out: io.StringIO) -> None:

@@ -4,6 +4,8 @@
     log.info("config.loaded", revision=3)
     log.bind(session=claim.session, op=claim.op).info("turn.started")
 
+A JSON line with `session` and `op` also has the ids of the trace of that operation, whether traces are exported or not.
+
 Lines that cannot be written (a full disk, a closed terminal) are counted. The count is logged when writing works again.
 """
 
@@ -25,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO, TypeAlias
 from urllib.parse import quote
 
+from everhold.core.trace_ids import OPERATION_SPAN, make_span_id, make_trace_id
 from everhold.ports.clock import Clock
 
 if TYPE_CHECKING:
@@ -331,6 +334,10 @@ class _LogOutlet:
     def _build_line(self, at: str, level: LogLevel, event: str, fields: Mapping[str, object]) -> LogLine:
         plain = self.redaction.render_plain
         shown = {_render_field_name(name): plain(value, name=name) for name, value in fields.items()}
+        session, op = fields.get("session"), fields.get("op")
+        if type(session) is str and type(op) is int and self._render is render_json:
+            shown["trace_id"] = trace_id = make_trace_id(session, op)
+            shown["span_id"] = make_span_id(trace_id, OPERATION_SPAN)
         trace = self.redaction.render_trace(fields.values()) if level == "error" else ""
         return LogLine(at, level, self.redaction.scrub_text(event), shown, trace)
 
