@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from everhold.infra.secret import SecretString
 from everhold.platforms.slack.adapter import SlackPlatform
-from everhold.platforms.slack.events import is_signature_valid
+from everhold.platforms.slack.events import REQUEST_HOLD_SECONDS, SlackEventsConnection, is_signature_valid
 from everhold.platforms.slack.settings import SlackEventsSettings, SlackSettings
 from everhold.ports.platform import Platform
 from everhold.ports.plugin import PluginContext
@@ -165,6 +166,24 @@ async def test_slack_s_url_verification_is_answered(harness: PlatformHarness) ->
     answer = await call(harness, body, headers(body, harness.clock.now()))
     assert (answer.status_code, answer.text) == (200, json.loads(body)["challenge"])
     assert (await call(harness, body, {})).status_code == 401
+
+
+async def test_a_request_that_arrives_during_a_stop_does_not_delay_it(harness: PlatformHarness) -> None:
+    connection = SlackEventsConnection(EVENTS, SecretString(SECRET), now=harness.clock.now)
+    await connection.__aenter__()
+    body = event()
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers(body, harness.clock.now()).items())
+    reader, writer = await asyncio.open_connection("127.0.0.1", connection.port)
+    writer.write(f"POST /slack/events HTTP/1.1\r\nhost: h\r\ncontent-length: {len(body)}\r\n{head}".encode())
+    writer.write(b"expect: 100-continue\r\n\r\n")
+    assert b" 100 " in await reader.readuntil(b"\r\n\r\n"), "the server waits for the body"
+    async with asyncio.timeout(REQUEST_HOLD_SECONDS * 0.75):
+        stopping = asyncio.create_task(connection.__aexit__())
+        await asyncio.sleep(0)
+        writer.write(body)
+        assert b" 503 " in await reader.readuntil(b"\r\n"), "Slack sends the event again"
+        await stopping
+    writer.close()
 
 
 async def test_a_slash_command_is_heard(harness: PlatformHarness) -> None:

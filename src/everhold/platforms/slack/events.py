@@ -51,6 +51,7 @@ class SlackEventsConnection(SlackSocketConnection):
         self._count = itertools.count(1)
         self._unconfirmed: dict[str, asyncio.Future[None]] = {}
         self.asked_to_leave = False
+        self._is_closing = False
         self.port = 0
 
     async def __aenter__(self) -> SlackEventsConnection:
@@ -72,6 +73,7 @@ class SlackEventsConnection(SlackSocketConnection):
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._is_closing = True
         for waiting in self._unconfirmed.values():
             waiting.cancel()
         for task in list(self._tasks):
@@ -93,6 +95,8 @@ class SlackEventsConnection(SlackSocketConnection):
         envelope = self._parse_envelope(body)
         if envelope.type == "url_verification":
             return str(envelope.payload.get("challenge", "")).encode("utf-8", "replace")
+        if self._is_closing:  # nobody reads the inbox any more, and the server would wait for this request
+            raise Transient("the gateway stops")
         waiting = self._unconfirmed[envelope.id] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(envelope)
         done, _ = await asyncio.wait([waiting], timeout=REQUEST_HOLD_SECONDS)
