@@ -36,6 +36,7 @@ from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Setting
 from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
+from everhold.core.people import HOOK_PLATFORM
 from everhold.core.quotas import compute_seconds_left
 from everhold.core.roles import PersonRole
 from everhold.core.tool_pins import RESERVED_TOOL_NAMES
@@ -54,6 +55,7 @@ from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.admission import AdmissionControl
 from everhold.ingress.chat_records import ChatAliases
 from everhold.ingress.held_messages import HeldMessages
+from everhold.ingress.hooks import HookReceiver
 from everhold.ingress.people import PeopleRegistry
 from everhold.ingress.quotas import MessageQuotas
 from everhold.ingress.schedules import ScheduleRunner
@@ -247,6 +249,7 @@ class GatewayApp:
         self.platforms: dict[tuple[str, str], Platform] = {
             ("terminal", ""): PullPlatform("terminal"),
             ("http", ""): PullPlatform("http"),
+            (HOOK_PLATFORM, ""): PullPlatform(HOOK_PLATFORM),
         }
         self.index = MemoryIndex(home.index, models=home.models)
         self.children = ChildProcesses(home.path)
@@ -369,6 +372,9 @@ class GatewayApp:
         )
         self.schedules = ScheduleRunner(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
+        )
+        self.hooks = HookReceiver(
+            self.store, settings=lambda: self.agents.settings, accept=self.accept, clock=self.clock
         )
         self.tool_pins = ToolPinRegistry(self.store, clock=self.clock, log=log)
         self.mcp = McpServers(
@@ -590,6 +596,7 @@ class GatewayApp:
                 pairing=self.admission.pairing,
                 people=self.admission.people,
                 schedules=self.schedules,
+                hooks=self.hooks,
                 list_tools=self._list_tool_servers,
                 list_trusted_tools=self._list_trusted_tools,
                 confirm_tools=self.confirm_tools,

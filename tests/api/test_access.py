@@ -75,7 +75,7 @@ SERVICE_ROUTES = """
     GET /api/memory/search, POST /v1/chat/completions, POST /v1/responses, GET /v1/models, GET /v1/models/{id},
     GET /openapi.json, GET /api/me/export, POST /api/me/forget, POST /mcp
 """
-ANYBODY_ROUTES = "GET /health, GET /ready, GET /, GET /static/{name}, POST /api/login"
+ANYBODY_ROUTES = "GET /health, GET /ready, GET /, GET /static/{name}, POST /api/login, POST /hooks/{name}"
 
 
 def split_calls(text: str) -> set[str]:

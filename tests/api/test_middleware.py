@@ -72,7 +72,7 @@ WRONG = {
     "as a password": {"authorization": "Basic " + b64encode(f"boss:{OPERATOR}".encode()).decode()},
     "as a key": {"x-everhold-key": OPERATOR},
 }
-OPEN = {"GET /health", "GET /ready", "GET /", "GET /static/{name}", "POST /api/login"}
+OPEN = {"POST /hooks/{name}", "GET /health", "GET /ready", "GET /", "GET /static/{name}", "POST /api/login"}
 """What answers without a credential."""
 
 

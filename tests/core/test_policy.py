@@ -75,7 +75,12 @@ SCOPES = {
     ],
     PolicyColumn.EVERYBODY_ELSE: [
         *(make_scope("stranger", place, origin) for place in ScopePlace for origin in ScopeOrigin),
-        *(make_scope(role.label, place, "agent") for role in PersonRole for place in ScopePlace),
+        *(
+            make_scope(role.label, place, origin)
+            for role in PersonRole
+            for place in ScopePlace
+            for origin in ("agent", "webhook")
+        ),
         *(make_scope(role, "group") for role in ("member", "known")),
         *(
             make_scope(role, place, origin)

@@ -39,6 +39,7 @@ def build_application(context: ApiContext) -> GuardMiddleware:
         local=context.local_person,
         logins=context.logins,
         is_public=dispatcher.is_public,
+        find_public_bytes=dispatcher.find_public_bytes,
     )
     metrics.guard = guard
     context.confirm_caller = guard.confirm_caller
@@ -86,6 +87,18 @@ class RouteDispatcher:
             matcher.matches(scope)[0] is Match.FULL
             for matcher, route in self._routes
             if route.least is CallerRole.ANYBODY
+        )
+
+    def find_public_bytes(self, method: str, path: str) -> int:
+        """Return how large a body may be that comes without a credential; 0: as usual."""
+        scope: Scope = {"type": "http", "method": method, "path": path}
+        return next(
+            (
+                it.public_bytes
+                for matcher, it in self._routes
+                if it.public_bytes and matcher.matches(scope)[0] is Match.FULL
+            ),
+            0,
         )
 
     def _find_route(self, scope: Scope) -> ApiRoute:

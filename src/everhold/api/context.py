@@ -25,6 +25,7 @@ from everhold.core.roles import PersonRole
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
+from everhold.ingress.hooks import HookReceiver
 from everhold.ingress.pairing import PairingRegistry
 from everhold.ingress.people import PeopleRegistry
 from everhold.ingress.schedules import ScheduleRunner
@@ -68,6 +69,7 @@ class GatewayServices:
     pairing: PairingRegistry
     people: PeopleRegistry
     schedules: ScheduleRunner
+    hooks: HookReceiver
     list_tools: Callable[[], Awaitable[list[dict[str, Any]]]]
     """Returns what the owner has seen of each tool server, and what waits for a confirmation."""
     list_trusted_tools: Callable[[], list[dict[str, Any]]]

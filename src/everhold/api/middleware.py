@@ -106,12 +106,15 @@ class GuardMiddleware:
         local: str,
         logins: LoginRegistry,
         is_public: Callable[[str, str], bool],
+        find_public_bytes: Callable[[str, str], int] = lambda method, path: 0,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """`is_public` says whether anybody may call this method and path."""
+        """`is_public` says whether anybody may call this method and path, `find_public_bytes` how large a body may be
+        that comes without a credential; 0: `PUBLIC_BODY_BYTES`."""
         self.inner_app = inner_app
         self.logins = logins
         self.is_public = is_public
+        self._find_public_bytes = find_public_bytes
         self.settings = settings
         self.log = log
         self.local = local
@@ -121,6 +124,7 @@ class GuardMiddleware:
         """The number of responses by status."""
         self.operator_bodies = SlotCounter(MAX_ARRIVING)
         self.bodies = SlotCounter(MAX_ARRIVING)
+        self.public_bodies = SlotCounter(MAX_ARRIVING)
         self.requests = SlotCounter(MAX_REQUESTS)
         self.draining = 0
         self._operator_buckets = RateLimitBuckets(OPERATOR_RATE, monotonic=monotonic)
@@ -159,7 +163,7 @@ class GuardMiddleware:
     @property
     def arriving(self) -> int:
         """How many requests have a body that has not arrived yet."""
-        return self.bodies.used + self.operator_bodies.used
+        return self.bodies.used + self.operator_bodies.used + self.public_bodies.used
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -179,6 +183,8 @@ class GuardMiddleware:
             self._take_request(caller, settings.quotas.token, releases)
         if head.method in ("GET", "HEAD"):
             return caller, b""
+        if caller is ANONYMOUS and (public_bytes := self._find_public_bytes(head.method, head.path)):
+            return caller, await self._read_public_body(head, receive, public_bytes)
         most_bytes = PUBLIC_BODY_BYTES if caller is ANONYMOUS else _max_body_bytes(head)
         # The operator socket has its own limit of connections. A connection without a credential is closed if there
         # are too many, so slow bodies keep nobody from logging in.
@@ -192,6 +198,15 @@ class GuardMiddleware:
             return caller, await self._read_body(head, receive, most_bytes)
         finally:
             slots.release(caller.account)
+
+    async def _read_public_body(self, head: RequestHead, receive: Receive, most_bytes: int) -> bytes:
+        """Read a body whose sender is proven by the body itself, such as a webhook. They have their own slots."""
+        if not self.public_bodies.take(head.path, most=MAX_ARRIVING // 2):
+            raise _build_busy_error(self.public_bodies, "too many requests are arriving")
+        try:
+            return await self._read_body(head, receive, most_bytes)
+        finally:
+            self.public_bodies.release(head.path)
 
     def _take_request(self, caller: ApiCaller, quotas: TokenQuotas, releases: list[Callable[[], None]]) -> None:
         """Count a request. The limits are those of the token, whatever address it comes from."""

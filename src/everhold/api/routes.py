@@ -11,6 +11,7 @@ from everhold.api import (
     events,
     handlers as api_handlers,
     health as api_health,
+    hooks,
     login_handlers,
     mcp_server,
     memory,
@@ -756,6 +757,41 @@ _ROUTES: Final = (
         parameters=(RouteParameter("id", "The schedule's id.", "path"),),
         response_bodies={200: ResponseBody("The schedule's id.", schemas.ScheduleDeletionResponse)},
         refusal_statuses=(404,),
+    ),
+    ApiRoute(
+        "GET /api/hooks",
+        hooks.list_hooks,
+        "List webhooks",
+        response_bodies={200: ResponseBody("The hooks, and where each is heard.", schemas.HookListResponse)},
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "POST /api/hooks/{name}/test",
+        hooks.try_hook,
+        "Test a webhook",
+        about="Without `send` the answer shows what would be heard, and nothing is stored. With `send` the gateway "
+        "signs the body with the secret of the hook, and accepts it like a delivery.",
+        parameters=(RouteParameter("name", "A hook, as `hooks` in the configuration names it.", "path"),),
+        request_type=schemas.HookTestRequest,
+        response_bodies={200: ResponseBody("What is or would be heard.", schemas.HookTestResponse)},
+        refusal_statuses=(400, 403, 404, 429, 503, 507),
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "POST /hooks/{name}",
+        hooks.receive_delivery,
+        "Deliver a webhook",
+        about="The signature proves the sender, in the way that `hooks` in the configuration says; no token is "
+        "needed. The response is sent after the commit. A repeated delivery gets 200 and the same entry. At most "
+        "262,144 bytes.",
+        parameters=(RouteParameter("name", "A hook, as `hooks` in the configuration names it.", "path"),),
+        response_bodies={
+            202: ResponseBody("The message is committed and will be heard.", schemas.HookDeliveryResponse),
+            200: ResponseBody("It was accepted before, or `when` leaves it out.", schemas.HookDeliveryResponse),
+        },
+        refusal_statuses=(400, 401, 403, 404, 429, 503, 507),
+        least=CallerRole.ANYBODY,
+        public_bytes=hooks.MAX_DELIVERY_BYTES,
     ),
     # -- OpenAI's formats ----------------------------------------------------------------------------------------------
     ApiRoute(

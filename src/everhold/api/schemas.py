@@ -1082,6 +1082,44 @@ class ScheduleDeletionResponse(Struct):
     deleted: str
 
 
+class HookView(Struct):
+    name: str
+    path: str
+    scheme: str
+    address: str
+    """The conversation in which it is heard."""
+    missing: list[str]
+    """The variables that are not set, so that it accepts nothing."""
+
+
+class HookListResponse(Struct):
+    hooks: list[HookView]
+
+
+class HookTestRequest(Struct, forbid_unknown_fields=True):
+    body: Annotated[str, Meta(description="The body of the delivery.")]
+    headers: dict[str, str] = {}
+    send: bool = False
+
+
+class HookTestResponse(Struct):
+    """An empty `id`: the body is compared to recognise a repeat. `outcome` is empty if nothing was sent."""
+
+    address: str
+    task: str
+    text: str
+    id: str
+    wanted: bool
+    outcome: str
+    session: str
+
+
+class HookDeliveryResponse(Struct):
+    outcome: Literal["accepted", "duplicate", "unwanted"]
+    session: str
+    seq: int
+
+
 class CallerView(Struct):
     """The caller. `local`: the user who runs the gateway. An empty list of `agents` means all of them."""
 

@@ -224,6 +224,12 @@ class ApiClient:
     async def confirm_tools(self, server: str, digest: str) -> dict[str, Any]:
         return await self._post(f"/api/tools/{_quote(server)}/confirm", digest=digest)
 
+    async def list_hooks(self) -> dict[str, Any]:
+        return await self._get("/api/hooks")
+
+    async def test_hook(self, name: str, *, body: str, headers: dict[str, str], send: bool) -> dict[str, Any]:
+        return await self._post(f"/api/hooks/{_quote(name)}/test", body=body, headers=headers, send=send)
+
     async def list_schedules(self) -> dict[str, Any]:
         return await self._get("/api/schedules")
 

@@ -417,6 +417,20 @@ def _add_people_commands(commands: _CommandGroup) -> None:
     schedules.add_command("list", "list all schedules with the time they fire next")
     remove = schedules.add_command("remove", "delete a schedule", ("everhold schedules remove 4qk2vz", ""))
     remove.add_argument("id", metavar="ID", help="an id from `everhold schedules list`")
+    hooks = commands.add_group("hooks", "list and test webhooks of the configuration", module="hooks", default="list")
+    hooks.add_command("list", "list the webhooks with their path and the chat that hears them")
+    test = hooks.add_command(
+        "test",
+        "show what the agent would hear of a delivery",
+        ("everhold hooks test deploys --data event.json", ""),
+        ("everhold hooks test deploys --data event.json --send", "sign it, and let the agent answer it"),
+    )
+    test.add_argument("name", metavar="NAME", help="a hook from `everhold hooks list`")
+    test.add_argument("--data", metavar="FILE", default="-", help="the body; - reads it from the input")
+    test.add_argument(
+        "--header", metavar="NAME:VALUE", action="append", default=[], help="a header of the delivery; may be repeated"
+    )
+    test.add_argument("--send", action="store_true", help="deliver it, so that the agent answers it")
 
 
 def _add_eval_commands(commands: _CommandGroup) -> None:

@@ -8,11 +8,14 @@ from typing import Any, Final
 from everhold.config.errors import KeyPath, format_key_path, suggest_name
 from everhold.config.secret_resolution import RawSection, ResolvedConfig
 from everhold.config.settings import OFFLINE_MODEL, OPERATOR_TOKEN_ENV, OPERATOR_TOKEN_NAME
+from everhold.core.address import parse_address
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.core.callers import find_token_weakness
 from everhold.core.tool_pins import RESERVED_TOOL_NAMES
+from everhold.errors import InvalidRequest
 from everhold.infra.secret import SecretString
 
+MIN_HOOK_SECRET_CHARS: Final = 16
 _STRONG_TOKEN_REMEDY: Final = "create one with `openssl rand -hex 32` and write it to .env"
 
 
@@ -40,6 +43,7 @@ def check_consistency(it: ResolvedConfig) -> None:
                 ("tools", name), "is built in and takes no settings", "choose another name, with provider: …"
             )
     _check_policy(it, agents)
+    _check_hooks(it, agents)
     _check_tokens(it, people, agents)
     _check_owners(it, _as_mapping(data.get("access")), ("access",), people)
     for platform, accounts in _as_mapping(data.get("platforms")).items():
@@ -155,6 +159,38 @@ def _check_policy(it: ResolvedConfig, agents: Mapping[str, Any]) -> None:
     for place, rule in enumerate(rules if isinstance(rules, tuple) else ()):
         _check_known_name(
             it, ("policy", "rules", place, "agent"), _as_mapping(rule).get("agent"), agents, "agent", "agents"
+        )
+
+
+def _check_hooks(it: ResolvedConfig, agents: Mapping[str, Any]) -> None:
+    for name, raw in _as_mapping(it.data.get("hooks")).items():
+        hook, path = _as_mapping(raw), ("hooks", name)
+        _check_known_name(it, (*path, "agent"), hook.get("agent"), agents, "agent", "agents")
+        secret, to = hook.get("=secret"), hook.get("to")
+        if isinstance(secret, SecretString) and len(secret.reveal().strip()) < MIN_HOOK_SECRET_CHARS:
+            it.report_problem(
+                (*path, "secret_env"),
+                f"{hook.get('secret_env')} has fewer than {MIN_HOOK_SECRET_CHARS} characters",
+                "create one with `openssl rand -hex 32`, and give it to the sender",
+            )
+        if isinstance(to, str):
+            _check_hook_address(it, (*path, "to"), to, agents)
+
+
+def _check_hook_address(it: ResolvedConfig, path: KeyPath, to: str, agents: Mapping[str, Any]) -> None:
+    try:
+        address = parse_address(to)
+    except InvalidRequest as error:
+        it.report_problem(path, "is not an address", error.remedy)
+        return
+    _check_known_name(it, path, address.agent, agents, "agent", "agents")
+    accounts = _as_mapping(_as_mapping(it.data.get("platforms")).get(address.platform))
+    account = address.account or address.agent
+    if account not in accounts:
+        it.report_problem(
+            path,
+            f"there is no account {address.platform}/{account}",
+            "use the address of a chat of one of `platforms`, or remove `to`: the hook then has its own conversation",
         )
 
 

@@ -27,6 +27,7 @@ from everhold.config.settings import (
     OFFLINE_MODEL,
     OPERATOR_TOKEN_ENV,
     AccountSettings,
+    HookSettings,
     McpSettings,
     MemorySettings,
     ModelSettings,
@@ -49,7 +50,7 @@ def resolve_document(
     it = ResolvedConfig(document, environment, read_persona, env_file)
     data = {key: value for key, value in document.data.items() if value is not None}
     data = reject_secret_literals(it, data, ())
-    tables = {key: _as_table(data.get(key)) for key in ("models", "memories", "tools", "agents", "mcp")}
+    tables = {key: _as_table(data.get(key)) for key in ("models", "memories", "tools", "agents", "mcp", "hooks")}
     defaults = data["defaults"] if isinstance(data.get("defaults"), dict) else {}
     agents = tables["agents"] or {DEFAULT_AGENT: {}}
 
@@ -71,6 +72,8 @@ def resolve_document(
     _resolve_http(it, data.get("http"))
     if tables["mcp"] is not None:
         it.data["mcp"] = {name: _resolve_mcp_server(it, name, raw) for name, raw in tables["mcp"].items()}
+    if tables["hooks"] is not None:
+        it.data["hooks"] = {name: _resolve_hook(it, name, raw) for name, raw in tables["hooks"].items()}
     return it
 
 
@@ -414,3 +417,11 @@ def _resolve_mcp_server(it: ResolvedConfig, name: str, raw: Any) -> Any:
         elif variable_name:
             missing.append(variable_name)
     return {**filled, "=variables": freeze_value(variables), "=missing": tuple(missing), "=name": name}
+
+
+def _resolve_hook(it: ResolvedConfig, name: str, raw: Any) -> Any:
+    if not isinstance(raw, dict):
+        return raw
+    raw = {"agent": it.data["=default_agent"], **remove_nulls(raw)}
+    filled = resolve_section(it, raw, HookSettings, ("hooks", name), needs=("hooks", name))
+    return {**filled, "=name": name}

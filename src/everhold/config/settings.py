@@ -25,6 +25,7 @@ from everhold.config.values import (
     Fraction,
     FreeMapping,
     FrozenTable,
+    HookSchemeName,
     IdentityText,
     InDoubtPolicy,
     ModelName,
@@ -520,6 +521,40 @@ class McpSettings(ConfigSection):
         return not self.missing
 
 
+class HookSettings(ConfigSection):
+    secret_env: EnvName
+    """The variable with the secret that the sender and everhold share. At least 16 characters."""
+    scheme: HookSchemeName = "hmac"
+    """How the sender proves itself: `hmac` (the header has the SHA-256 HMAC of the body in hex), `secret` (the header
+    has the secret itself), or as `github`, `gitlab`, `slack`, `stripe` or `standard` (standardwebhooks.com) do it."""
+    header: Text | None = None
+    """For `hmac` and `secret`: the header; `X-Signature` and `X-Hook-Secret` if not given."""
+    delivery_id: Text | None = None
+    """A template of the delivery's id: `{headers.x-request-id}` or `{event.id}`. Deliveries with the same id are
+    accepted once. Without an id, the same body within ten minutes is the same delivery."""
+    to: Text | None = None
+    """The address of the chat in which it is heard and answered, from `everhold sessions list`. If not given, the hook
+    has a conversation of its own with `agent`."""
+    agent: Name
+    """The agent that hears it, if `to` is not given. If not given: the main one."""
+    task: Text = "A webhook has delivered an event. Tell in a few words what happened."
+    """What the agent is told to do. Nothing from the delivery is put in here, because that is not to be trusted."""
+    text: Text = "{body}"
+    """A template of what the agent reads of the delivery. `{a.b.0.c}` is a value of its JSON body, `{body}` the whole
+    of it, `{headers.x-event}` a header."""
+    when: FrozenTable[tuple[Text, ...]] = Field(default_factory=make_empty_mapping)
+    """Which deliveries are heard: path, then the values that it may have. All if not given."""
+    secret: SecretString | None = Field(default=None, validation_alias="=secret")
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+    name: str = Field(default="", validation_alias="=name")
+
+    @model_validator(mode="after")
+    def _check_header(self) -> HookSettings:
+        if self.header is not None and self.scheme not in ("hmac", "secret"):
+            raise build_value_error(f"has a header, and {self.scheme} always uses its own", "remove header")
+        return self
+
+
 class PolicyConditions(ConfigSection):
     command: Text | None = None
     """Of `shell`: the command, in which `*` stands for any characters. A rule with `do: allow` fits one simple command
@@ -537,8 +572,8 @@ class PolicyRuleSettings(ConfigSection):
     where: tuple[PolicyPlace, ...] = ()
     """Where the turn answers: `dm`, `group`, `cli`, `api` (the console and the HTTP API). Everywhere if not given."""
     via: tuple[PolicyOriginName, ...] = ()
-    """What started the turn: `chat`, `schedule`, `background`, `agent` (another agent or bot). Anything if not
-    given."""
+    """What started the turn: `chat`, `schedule`, `background`, `agent` (another agent or bot), `webhook`. Anything if
+    not given."""
     agent: Name | None = None
     """The agent; all agents if not given."""
     when: PolicyConditions = PolicyConditions()
@@ -722,6 +757,8 @@ class Settings(ConfigSection):
     """MCP servers by the name you give them."""
     policy: PolicySettings = PolicySettings()
     """Which tool calls run, which need a person's approval, and which are refused."""
+    hooks: NamedTable[HookSettings] = Field(default_factory=make_empty_mapping)
+    """Webhooks: what other services send to `POST /hooks/NAME`."""
     loops: LoopSettings = LoopSettings()
     """Limits that keep agents from answering each other endlessly."""
     quotas: QuotaSettings = QuotaSettings()

@@ -316,8 +316,8 @@ def _list_messages(part: SessionContext) -> Iterator[VerbatimMessage]:
         answer = "\n".join(s.body.text for s in exchange.steps if isinstance(s.body, Said))
         for entry in exchange.heard:
             heard = entry.body
-            # The text of a bot is data, so is forwarded text, and a schedule repeats what it says.
-            if not isinstance(heard, Heard) or heard.bot or heard.scheduled or not heard.text.strip():
+            # The text of a bot is data, so is forwarded text, and a schedule or webhook repeats what it says.
+            if not isinstance(heard, Heard) or heard.bot or heard.is_automatic or not heard.text.strip():
                 continue
             who = describe_speaker(heard.sender, identify_speaker(entry, heard))
             why: VerbatimReason = "said" if heard.asks else "aside"

@@ -81,7 +81,7 @@ class CostAudit:
                 continue
             if heard.asks or running.stamp is None:
                 running.stamp = heard.stamp
-            running.is_scheduled = running.is_scheduled and heard.scheduled
+            running.is_scheduled = running.is_scheduled and heard.is_automatic
 
     def _list_payers(self, op: _RunningCost) -> tuple[str, ...]:
         if not op.is_known or op.stamp is None:

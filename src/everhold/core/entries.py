@@ -127,6 +127,14 @@ class Heard(StoredRecord, frozen=True):
     """
     via: str = ""
     """The operator's token, or `api.sock`, that sent this for another person; empty: the sender sent it."""
+    hook: str = ""
+    """The webhook that produced this message. `text` is the task that the configuration gives; the rest is in `pieces`.
+    """
+
+    @property
+    def is_automatic(self) -> bool:
+        """A schedule or a webhook produced it; no sender wrote it at this time."""
+        return self.scheduled or bool(self.hook)
 
 
 class Began(StoredRecord, frozen=True):

@@ -97,7 +97,9 @@ def build_exchange(
     listened = [
         entry
         for entry in heard
-        if isinstance(entry.body, Heard) and has_own_words(entry.body.text, (), entry.body.pieces)
+        if isinstance(entry.body, Heard)
+        and not entry.body.hook
+        and has_own_words(entry.body.text, (), entry.body.pieces)
     ]
     spoken = [entry for entry in steps if isinstance(entry.body, Said)]
     if not listened and not spoken:

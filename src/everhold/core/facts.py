@@ -233,6 +233,8 @@ def collect_turn_sources(
 def split_words(entry: Entry, heard: Heard) -> tuple[list[str], list[str]]:
     """Return the words in a message that count as said by a person, and the sources of its other words."""
     foreign = [build_piece_origin(piece) for piece in heard.pieces if is_foreign(piece)]
+    if heard.hook:
+        return [], foreign
     if heard.bot:
         return [], [f"bot:{heard.sender or entry.author}", *foreign]
     quoted = [piece.text for piece in heard.pieces if piece.own]

@@ -17,6 +17,8 @@ from msgspec import Struct, structs
 
 from everhold.errors import InvalidRequest, NotFound
 
+HOOK_PLATFORM: Final = "hook"
+"""The platform of webhooks that have a conversation of their own, and of their identities."""
 PERSON_MEMBER: Final = "person:"
 """The prefix of an identity in audiences and authors."""
 PERSON_ID_PREFIX: Final = "p_"

@@ -64,6 +64,7 @@ class ScopeOrigin(enum.StrEnum):
     BACKGROUND = "background"
     AGENT = "agent"
     """Another agent, or another bot."""
+    WEBHOOK = "webhook"
 
 
 class PolicyScope(Struct, frozen=True, kw_only=True):
@@ -130,7 +131,7 @@ class PolicyColumn(enum.StrEnum):
     OWNER_ALONE = "owner, alone"
     OWNER_ELSEWHERE = "owner in a group, owner's schedule or task"
     PERSON_ALONE = "member or known person, alone"
-    EVERYBODY_ELSE = "everybody else, bots and agents"
+    EVERYBODY_ELSE = "everybody else, bots, agents and webhooks"
 
 
 _A, _Q, _D = PolicyOutcome.ALLOW, PolicyOutcome.ASK, PolicyOutcome.DENY
@@ -152,7 +153,7 @@ DEFAULT_TABLE: Final[Mapping[ToolReach, Mapping[PolicyColumn, PolicyOutcome]]] =
 
 def find_column(scope: PolicyScope) -> PolicyColumn:
     """Return the column of the default table that a turn belongs to."""
-    if scope.origin is ScopeOrigin.AGENT:
+    if scope.origin in (ScopeOrigin.AGENT, ScopeOrigin.WEBHOOK):
         return PolicyColumn.EVERYBODY_ELSE
     is_alone = scope.place is not ScopePlace.GROUP and scope.origin is ScopeOrigin.CHAT
     if scope.role is PersonRole.OWNER:
@@ -266,6 +267,8 @@ def find_scope_origin(heard: Iterable[Entry]) -> ScopeOrigin:
     bodies = [entry.body for entry in heard if isinstance(entry.body, Heard)]
     if any(body.bot for body in bodies):
         return ScopeOrigin.AGENT
+    if any(body.hook for body in bodies):
+        return ScopeOrigin.WEBHOOK
     return ScopeOrigin.SCHEDULE if any(body.scheduled for body in bodies) else ScopeOrigin.CHAT
 
 
@@ -274,7 +277,7 @@ def list_own_words(heard: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(
         entry.body.text
         for entry in heard
-        if isinstance(entry.body, Heard) and entry.body.asks and not entry.body.bot and not entry.body.scheduled
+        if isinstance(entry.body, Heard) and entry.body.asks and not entry.body.bot and not entry.body.is_automatic
     )
 
 
@@ -290,7 +293,7 @@ def has_foreign_words(
             continue
         body = entry.body
         is_theirs = body.asks and entry.author.removeprefix("person:") in speakers
-        if body.bot or body.attachments or not is_theirs or any(map(is_foreign, body.pieces)):
+        if body.bot or body.hook or body.attachments or not is_theirs or any(map(is_foreign, body.pieces)):
             return True
     tools: dict[str, str] = {}
     for entry in steps:

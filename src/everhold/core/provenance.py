@@ -70,7 +70,9 @@ def has_asker_with_own_words(heard: Iterable[Entry]) -> bool:
 
     The log alone decides this, so a resumed turn decides the same.
     """
-    asking = [entry.body for entry in heard if isinstance(entry.body, Heard) and entry.body.asks]
+    asking = [
+        entry.body for entry in heard if isinstance(entry.body, Heard) and entry.body.asks and not entry.body.hook
+    ]
     return any(has_own_words(body.text, body.attachments, body.pieces) for body in asking)
 
 
@@ -79,7 +81,7 @@ def list_tool_refusals(heard: Iterable[Entry], rules: Mapping[str, ToolRule]) ->
     changes something or acts.
     """
     heard = tuple(heard)
-    if not any(isinstance(entry.body, Heard) and entry.body.pieces for entry in heard):
+    if not any(isinstance(entry.body, Heard) and (entry.body.pieces or entry.body.hook) for entry in heard):
         return {}
     if has_asker_with_own_words(heard):
         return {}
@@ -128,6 +130,8 @@ def identify_speaker(entry: Entry, heard: Heard) -> str:
     """Return the identity of the sender of a message, such as `irc:ada`."""
     if not entry.author.startswith("person:"):
         return entry.author  # an agent reports the result of a task
+    if heard.hook:
+        return f"hook:{heard.hook}"
     person = heard.stamp.person or entry.author.removeprefix("person:")
     if ":" in person:
         return person

@@ -542,11 +542,10 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
     command = admission.command
     ordered = command is not None
     pieces = incoming.pieces
-    own = not pieces or can_start_turn(text, attachments, pieces, direct=incoming.kind == "dm")
+    own = not pieces or bool(incoming.hook) or can_start_turn(text, attachments, pieces, direct=incoming.kind == "dm")
     meant = ordered or (own and (incoming.addressed or admission.always_answered))
     asks = meant and admission.asks and (ordered or not idle) and incoming.event != UNPARSED_EVENT
-    if asks and not ordered and not bot and incoming.event != SCHEDULED_EVENT:
-        # A schedule sends messages; nobody gives a command at that time.
+    if asks and not ordered and not bot and not incoming.is_automatic:
         command = parse_command(text) or find_mistyped_command(text)
     busy = ""
     if command is not None and command.name in MESSAGE_COMMANDS and (command.argument or attachments):
@@ -569,6 +568,7 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
         pieces=tuple(map(strip_surrogates_deep, pieces)) if pieces else (),
         role=admission.role,
         via=incoming.via,
+        hook=incoming.hook,
     )
 
 

@@ -32,6 +32,7 @@ from everhold.ingress.chat_records import ChatAliases, DmOwners
 from everhold.ingress.pairing import PairingRegistry
 from everhold.ingress.people import PeopleRegistry
 from everhold.ingress.roles import (
+    HOOK_ROLE,
     LOCAL_PLATFORMS,
     ChatSender,
     RoleFinder,
@@ -41,7 +42,6 @@ from everhold.ingress.roles import (
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import (
-    SCHEDULED_EVENT,
     UNPARSED_EVENT,
     IncomingMessage,
     OutgoingMessage,
@@ -102,7 +102,7 @@ class AdmissionControl:
         first = self.shared_records.find_first_id(origin.platform, origin.chat)
         chat = find_configured(account.chats, origin.chat, first) if account is not None else None
         agent = _choose_agent(incoming, account, chat, settings)
-        if incoming.event == SCHEDULED_EVENT:
+        if incoming.is_automatic:
             _check_configured(incoming, agent, account, settings)
         if agent not in settings.agents:
             return AdmissionDecision(agent=agent, identity=speaker.identity, refusal=f"there is no agent {agent!r}")
@@ -159,6 +159,8 @@ class AdmissionControl:
     async def _add_role(self, found: AdmissionDecision, sender: ChatSender, settings: Settings) -> AdmissionDecision:
         """Return the decision with the sender's role, or with a refusal if the sender may not speak."""
         role = await self.roles.compute_role(sender, settings)
+        if sender.is_hook and (role is not None or not sender.is_direct):
+            role = HOOK_ROLE
         if role is None:
             return msgspec.structs.replace(found, refusal=f"{sender.speaker.identity} is not allowed here")
         return msgspec.structs.replace(found, role=role)
@@ -229,7 +231,7 @@ class AdmissionControl:
             first = await self._dm_owners.find_or_set_owner(
                 platform, account, found.chat, addresses=addresses, sender=sender
             )
-        if incoming.event == SCHEDULED_EVENT:
+        if incoming.is_automatic:
             there: object = self._platforms.get((platform, account))
             if isinstance(there, SupportsPresence) and not await there.is_alone_with(origin, sender):
                 return msgspec.structs.replace(found, refusal=f"{speaker.identity} is no longer alone in that chat")
@@ -432,10 +434,8 @@ class AdmissionControl:
 
 
 def _can_give_commands(incoming: IncomingMessage) -> bool:
-    """Return whether a message can be a command. A bot gives none, and a schedule sends messages, because nobody gives
-    a command at that time.
-    """
-    return not incoming.bot and incoming.event != SCHEDULED_EVENT
+    """Return whether a message can be a command. A bot gives none, and neither does a schedule or a webhook."""
+    return not incoming.bot and not incoming.is_automatic
 
 
 def _parse_given_command(incoming: IncomingMessage) -> ChatCommand | None:
@@ -456,6 +456,7 @@ def _build_chat_sender(incoming: IncomingMessage, speaker: IdentifiedSender, age
         platform=origin.platform,
         account=origin.account,
         is_direct=incoming.kind == "dm",
+        is_hook=bool(incoming.hook),
         chats=(origin.chat, first_chat),
     )
 
@@ -467,13 +468,12 @@ def _has_own_session(incoming: IncomingMessage, found: AdmissionDecision) -> boo
 def _check_configured(
     incoming: IncomingMessage, agent: str, account: AccountSettings | None, settings: Settings
 ) -> None:
-    """Raise if the agent or account of a schedule is not configured, so that its message waits."""
-    origin = incoming.origin
+    """Raise if the agent or account of a schedule or webhook is not configured, so that its message waits."""
+    origin, remedy = incoming.origin, f"configure it, or remove the {incoming.event}"
     if agent not in settings.agents:
-        raise Transient(f"there is no agent {agent!r}", remedy="configure it, or remove the schedule")
+        raise Transient(f"there is no agent {agent!r}", remedy=remedy)
     if account is None and origin.platform not in LOCAL_PLATFORMS:
-        there = f"{origin.platform}/{origin.account}"
-        raise Transient(f"{there} is not connected", remedy="configure it, or remove the schedule")
+        raise Transient(f"{origin.platform}/{origin.account} is not connected", remedy=remedy)
 
 
 def _choose_agent(

@@ -20,7 +20,7 @@ import msgspec
 from everhold.core.access import AdmissionDecision
 from everhold.core.address import parse_address
 from everhold.core.entries import ChatLocation
-from everhold.core.people import PERSON_MEMBER
+from everhold.core.people import HOOK_PLATFORM, PERSON_MEMBER, build_identity
 from everhold.core.quotas import (
     DAILY_QUOTAS,
     DailyUse,
@@ -164,7 +164,9 @@ class MessageQuotas:
         origin = incoming.origin
         if origin.platform in EXEMPT_PLATFORMS:
             return None
-        key = (admission.identity, origin.platform, origin.account, admission.chat or origin.chat)
+        # a webhook in the chat of a person does not use up that person's quotas
+        identity = build_identity(HOOK_PLATFORM, incoming.hook) if incoming.hook else admission.identity
+        key = (identity, origin.platform, origin.account, admission.chat or origin.chat)
         meters = self._known.get(key) or self._find_meters(key)
         settings = self._settings()
         own = settings.member if admission.role >= PersonRole.MEMBER else settings.stranger

@@ -12,16 +12,18 @@ from everhold.config.settings import ChatSettings
 from everhold.core.access import IdentifiedSender
 from everhold.core.address import parse_address
 from everhold.core.entries import Entry, Heard
-from everhold.core.people import PERSON_MEMBER, PeopleDirectory
-from everhold.core.roles import PersonRole, SenderFacts, compute_role
-from everhold.engine.roles import RoleStanding
+from everhold.core.people import HOOK_PLATFORM, PERSON_MEMBER, PeopleDirectory
+from everhold.core.roles import ChatPlace, PersonRole, SenderFacts, compute_role
+from everhold.engine.roles import RoleStanding, find_heard_place
 from everhold.ingress.pairing import PairingRegistry
 from everhold.ports.store import Store
 
 T = TypeVar("T")
 
 AGENT_PLATFORM: Final = "agent"
-LOCAL_PLATFORMS: Final = frozenset({"terminal", "http", AGENT_PLATFORM})
+HOOK_ROLE: Final = PersonRole.STRANGER
+"""The role of every webhook: what it says may come from anybody."""
+LOCAL_PLATFORMS: Final = frozenset({"terminal", "http", AGENT_PLATFORM, HOOK_PLATFORM})
 """Platforms whose server has already authenticated the sender."""
 EVERYWHERE: Final = "access"
 """The section of the configuration whose owners are owners everywhere."""
@@ -38,6 +40,8 @@ class ChatSender(Struct, frozen=True, kw_only=True):
     platform: str
     account: str
     is_direct: bool
+    is_hook: bool = False
+    """A webhook sends it."""
     chats: tuple[str, ...]
     """The ids of the chat."""
 
@@ -68,6 +72,8 @@ class RoleFinder:
         heard = entry.body
         if not heard.stamp.address:
             return RoleStanding(role=heard.role)
+        if heard.hook and find_heard_place(heard) is not ChatPlace.DIRECT:
+            return RoleStanding(role=HOOK_ROLE)
         settings = await self._load_settings()
         return await self.find_sender_role(
             entry.author.removeprefix(PERSON_MEMBER),

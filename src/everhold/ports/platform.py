@@ -20,6 +20,8 @@ can continue with the next update."""
 
 SCHEDULED_EVENT: Final = "schedule"
 """The event of a message from a schedule."""
+WEBHOOK_EVENT: Final = "webhook"
+"""The event of a message from a webhook."""
 
 
 class DeliveryGuarantee(StrEnum):
@@ -101,6 +103,13 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     """For an update that cannot be parsed: that chat is a direct chat."""
     by_operator: bool = False
     """An operator of this gateway sends it, so no quota applies."""
+    hook: str = ""
+    """The webhook that it comes from. `text` is then the task that the configuration gives."""
+
+    @property
+    def is_automatic(self) -> bool:
+        """A schedule or a webhook sends it, so nobody gives a command at this time."""
+        return self.event in (SCHEDULED_EVENT, WEBHOOK_EVENT)
 
 
 class AcceptResult(Struct, frozen=True, kw_only=True):

@@ -383,7 +383,7 @@ class TurnExecution:
                 if entry.body.asks or self.origin is None:
                     self.origin, self.stamp, self.payer_role = entry.body.origin, entry.body.stamp, entry.body.role
         self.hops = count_turn_hops(self.heard.values())
-        self.scheduled = all(isinstance(it.body, Heard) and it.body.scheduled for it in self.heard.values())
+        self.scheduled = all(isinstance(it.body, Heard) and it.body.is_automatic for it in self.heard.values())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
