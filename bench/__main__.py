@@ -32,6 +32,7 @@ from bench.plugin_processes import plugin_process_rows
 from bench.postgres import postgres_rows
 from bench.recall.__main__ import main as measure_recall
 from bench.recalling import recalling_rows
+from bench.security import security_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
 from bench.telegram import telegram_rows
@@ -67,6 +68,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "destroyed-disk": destroyed_disk_rows,
     "audit": audit_rows,
     "monitoring": monitoring_rows,
+    "security": security_rows,
     "postgres": postgres_rows,
 }
 

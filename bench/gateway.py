@@ -79,13 +79,14 @@ def model(stream_seconds: float = 0.0) -> Iterator[str]:
 class Gateway:
     """`everhold up` on a home, running until `close`."""
 
-    def __init__(self, directory: Path, *, config: str) -> None:
+    def __init__(self, directory: Path, *, config: str, program: str = "everhold") -> None:
         home = Home(directory).create()
         home.config.write_text(config)
         home.config.chmod(0o600)
         started = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "everhold", "--home", directory, "up", "--port", "0"],
+            [sys.executable, "-m", program, "--home", directory, "up", "--port", "0"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -117,16 +118,17 @@ def cpu_seconds(pid: int) -> float:
 class Chat:
     """One person with one conversation, who posts messages and reads the event stream for the reply."""
 
-    def __init__(self, port: int, chat: str) -> None:
+    def __init__(self, port: int, chat: str, credential: str = CREDENTIAL) -> None:
         self.chat = chat
+        self.credential = credential
         self.post = http.client.HTTPConnection("127.0.0.1", port)
         self.events = socket.create_connection(("127.0.0.1", port))
-        self.events.sendall(render_stream_request(port))
+        self.events.sendall(render_stream_request(port, credential))
         self.stream: IO[bytes] = self.events.makefile("rb")
         self._until(b"event: hello")
 
     def turn(self) -> None:
-        send(self.post, self.chat)
+        send(self.post, self.chat, self.credential)
         self._until(b'"kind":"said"')
 
     def close(self) -> None:
@@ -139,14 +141,14 @@ class Chat:
             assert line, "the gateway closed the connection"
 
 
-def render_stream_request(port: int) -> bytes:
-    head = f"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: {CREDENTIAL}\r\n\r\n"
+def render_stream_request(port: int, credential: str = CREDENTIAL) -> bytes:
+    head = f"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: {credential}\r\n\r\n"
     return head.encode()
 
 
-def send(connection: http.client.HTTPConnection, chat: str) -> None:
+def send(connection: http.client.HTTPConnection, chat: str, credential: str = CREDENTIAL) -> None:
     body = json.dumps({"chat": chat, "text": MESSAGE})
-    connection.request("POST", "/api/messages", body, {"content-type": "application/json", "authorization": CREDENTIAL})
+    connection.request("POST", "/api/messages", body, {"content-type": "application/json", "authorization": credential})
     response = connection.getresponse()
     said = response.read()
     assert response.status == 202, (response.status, said)

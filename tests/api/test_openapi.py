@@ -15,6 +15,7 @@ from everhold.api.rate_limits import RateLimit, RateLimitBuckets
 from everhold.api.reference import build_route_table, render_reference
 from tests.api.conftest import ADA, ELSEWHERE, OPERATOR, TOKENS, ApiGateway, configuration
 from tests.api.programs import run_program
+from tests.hostile.fuzzing import LONG_EXAMPLES
 from tests.waiting import LIMIT_SECONDS
 
 WIDE_QUOTAS = "quotas: {token: {requests_per_second: 100000}, member: {messages_per_minute: 0}}\n"
@@ -67,11 +68,34 @@ async def test_an_invalid_request_has_one_type_wherever_it_is_noticed(client: ht
         assert answer.json()["error"]["remedy"]
 
 
+async def test_a_choice_that_the_document_does_not_list_is_refused_on_every_route(client: httpx2.AsyncClient) -> None:
+    """Also where the handler would not look at it, such as `state` without `order=active`."""
+    refused = []
+    for route in build_route_table():
+        listed = [it for it in route.parameters if it.where == "query" and it.schema.get("enum")]
+        for parameter in listed:
+            first = parameter.schema["enum"][0]
+            for given in ("null", "", [first, "null"]):
+                answer = await client.get(route.path, params={parameter.name: given})
+                assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request"), given
+                assert first in answer.json()["error"]["remedy"]
+            assert (await client.get(route.path, params={parameter.name: first})).status_code == 200
+            refused.append((route.path, parameter.name))
+    assert {("/api/sessions", "state"), ("/api/sessions", "order"), ("/api/usage", "by")} <= {*refused}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("phases", ["examples,fuzzing", pytest.param("coverage", marks=pytest.mark.prove)])
+@pytest.mark.parametrize(
+    "phases, examples",
+    [
+        ("examples,fuzzing", 3),
+        pytest.param("examples,coverage,fuzzing,stateful", max(3, LONG_EXAMPLES // 100), marks=pytest.mark.prove),
+    ],
+    ids=["brief", "everything"],
+)
 @pytest.mark.parametrize("token", [OPERATOR, ADA, ""], ids=["operator", "member", "nobody"])
 async def test_every_request_allowed_by_the_document_gets_a_documented_response(
-    gateway: ApiGateway, tmp_path: Path, phases: str, token: str
+    gateway: ApiGateway, tmp_path: Path, phases: str, examples: int, token: str
 ) -> None:
     async with gateway.client() as client:
         session = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
@@ -103,7 +127,7 @@ async def test_every_request_allowed_by_the_document_gets_a_documented_response(
         "--checks",
         "all",
         "--max-examples",
-        "3",
+        str(examples),
         "--seed",
         "3",
         "--exclude-checks",
@@ -117,7 +141,7 @@ async def test_every_request_allowed_by_the_document_gets_a_documented_response(
         "--warnings",
         "off",
         cwd=tmp_path,
-        seconds=6 * LIMIT_SECONDS,
+        seconds=6 * LIMIT_SECONDS * examples / 3,
     )
     report = await gateway.running.session_admin.audit_store()
     assert not report.broken_findings

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -19,6 +23,7 @@ from everhold.infra.skills import (
     scan_skills,
     split_front_matter,
 )
+from tests.hermes.test_hostile_home import build_alias_bomb
 
 GOOD = "---\nname: {name}\ndescription: Does {name}.\n---\nDo it like this.\n"
 
@@ -46,6 +51,39 @@ def test_skills_are_found_up_to_a_depth_and_not_inside_each_other(tmp_path: Path
     assert found.problems == []
     assert "note.txt" in list_skill_files(found.skills["one"])
     assert found.skills["one"].description == "Does one."
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["lists", "merges"])
+def test_a_front_matter_whose_aliases_multiply_it_is_not_expanded(tmp_path: Path, merge: bool) -> None:
+    """Expanded, its last line would have 9 to the power of 30 values. The lines `key: value` in it are read."""
+    make_skill(
+        tmp_path, "bomb", f"---\nname: bomb\ndescription: Grows.\n{build_alias_bomb(merge=merge)}\n---\nDo it.\n"
+    )
+    found = scan(tmp_path)
+    assert [skill.description for skill in found.skills.values()] == ["Grows."]
+
+
+def test_a_folder_that_vanishes_or_has_a_strange_name_keeps_nothing_else_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_skill(tmp_path, "good")
+    make_skill(tmp_path, "gone/inner")
+    (tmp_path / os.fsdecode(b"strange-\xff")).symlink_to(tmp_path)
+    list_folder = os.scandir
+
+    def scan_or_fail(path: Path) -> Any:
+        if Path(path).name == "gone":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", scan_or_fail)
+    found = scan(tmp_path)
+    assert list(found.skills) == ["good"]
+    assert [(problem.path, problem.message) for problem in found.problems] == [
+        ("strange-?", "is a symbolic link"),
+        ("gone", "cannot be read (Permission denied)"),
+    ]
+    json.dumps([str(problem) for problem in found.problems], ensure_ascii=False).encode()
 
 
 def test_a_link_is_refused_by_its_name_wherever_it_is(tmp_path: Path) -> None:

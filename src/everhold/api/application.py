@@ -66,6 +66,7 @@ class RouteDispatcher:
         try:
             route, call = self._find_route(scope), ApiCall(self.context, scope, receive)
             call.check_access(route)
+            _check_choices(call, route)
             response = await route.handler(call)
             if isinstance(response, StreamingResponse):
                 response.body_iterator = call.guard_stream(response.body_iterator)
@@ -124,3 +125,19 @@ class RouteDispatcher:
         return ApiError(
             500, "internal", "everhold failed with an internal error", remedy="`everhold logs` shows the details"
         ).to_response()
+
+
+def _check_choices(call: ApiCall, route: ApiRoute) -> None:
+    """Refuse a value that the document does not list, also where the handler would not look at it."""
+    for parameter in route.parameters:
+        choices = parameter.schema.get("enum")
+        if not choices or parameter.where != "query":
+            continue
+        for given in call.query.getlist(parameter.name):
+            if given not in choices:
+                raise ApiError(
+                    400,
+                    "invalid_request",
+                    f"`{parameter.name}` cannot be {given[:40]!r}",
+                    remedy=f"use one of {', '.join(choices)}",
+                )

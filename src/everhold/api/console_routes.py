@@ -12,7 +12,7 @@ _SEQ_SCHEMA: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum"
 _SESSION: Final = RouteParameter("id", "The session's id; operators may also give a unique prefix or a title.", "path")
 
 ACTIVE_LIST_PARAMETERS: Final = (
-    RouteParameter("order", "`active`: the session with the latest entry first."),
+    RouteParameter("order", "`active`: the session with the latest entry first.", schema={"enum": ["active"]}),
     RouteParameter("before", "With `order=active`, the next page: `next` of the page before."),
     RouteParameter("q", "With `order=active`: words of the title or of an entry."),
     RouteParameter("agent", "With `order=active`: only sessions with this agent."),

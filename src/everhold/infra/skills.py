@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from everhold.errors import EverholdError, InvalidRequest, NotFound
+from everhold.infra.safe_yaml import load_foreign_yaml
 from everhold.infra.workspace import WorkspaceFolder, split_path
 
 SKILL_FILE: Final = "SKILL.md"
@@ -90,10 +88,7 @@ def scan_skills(sources: Iterable[SkillSource]) -> SkillScan:
     scan = SkillScan()
     for source in sources:
         if source.root.is_symlink():
-            remedy = "replace it by a folder with copies"
-            scan.problems.append(
-                SkillProblem(source=source.name, path=".", message="is a symbolic link", remedy=remedy)
-            )
+            _report(scan, source, "", "is a symbolic link", remedy="replace it by a folder with copies")
         elif source.root.is_dir():
             _scan_source(source, scan)
     return scan
@@ -109,7 +104,7 @@ def _scan_source(source: SkillSource, scan: SkillScan) -> None:
             text = (
                 f"the rest is left out, because there are more than {MAX_SCANNED_NAMES:,} names or {MAX_SKILLS} skills"
             )
-            scan.problems.append(SkillProblem(source=source.name, path=folder or ".", message=text))
+            _report(scan, source, folder, text)
             return
         if SKILL_FILE in names:
             _add_skill(source, folder, scan)
@@ -119,17 +114,25 @@ def _scan_source(source: SkillSource, scan: SkillScan) -> None:
 
 def _list_folder(source: SkillSource, folder: str, scan: SkillScan) -> list[str]:
     """Return the names in a folder: the folders in it, and `SKILL.md`. Links are reported."""
-    found = []
-    for entry in sorted(os.scandir(source.root / folder), key=lambda it: it.name):
+    found: list[str] = []
+    try:
+        entries = sorted(os.scandir(source.root / folder), key=lambda it: it.name)
+    except OSError as error:  # it may also have been removed since its name was read
+        _report(scan, source, folder, f"cannot be read ({error.strerror})")
+        return found
+    for entry in entries:
         if entry.is_symlink():
             path = f"{folder}/{entry.name}".lstrip("/")
-            remedy = "replace it by a copy of what it leads to"
-            scan.problems.append(
-                SkillProblem(source=source.name, path=path, message="is a symbolic link", remedy=remedy)
-            )
+            _report(scan, source, path, "is a symbolic link", remedy="replace it by a copy of what it leads to")
         elif entry.is_dir(follow_symlinks=False) or entry.name == SKILL_FILE:
             found.append(entry.name)
     return found
+
+
+def _report(scan: SkillScan, source: SkillSource, path: str, message: str, *, remedy: str = "") -> None:
+    """Add a problem. A path that is no text is shown with a question mark for each of its bytes."""
+    shown = path.encode("utf-8", "replace").decode() or "."
+    scan.problems.append(SkillProblem(source=source.name, path=shown, message=message, remedy=remedy))
 
 
 def _add_skill(source: SkillSource, folder: str, scan: SkillScan) -> None:
@@ -137,12 +140,12 @@ def _add_skill(source: SkillSource, folder: str, scan: SkillScan) -> None:
     try:
         skill = read_skill(source, folder)
     except EverholdError as error:
-        scan.problems.append(SkillProblem(source=source.name, path=path, message=error.message, remedy=error.remedy))
+        _report(scan, source, path, error.message, remedy=error.remedy)
         return
     other = scan.skills.get(skill.name)
     if other is not None:
         message = f"the skill {skill.name} is also in {other.source.name}, which counts"
-        scan.problems.append(SkillProblem(source=source.name, path=path, message=message, remedy="rename one of them"))
+        _report(scan, source, path, message, remedy="rename one of them")
         return
     scan.skills[skill.name] = skill
 
@@ -246,8 +249,8 @@ def split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
 def _parse_head(head: str) -> Mapping[str, Any]:
     """Parse YAML, and lines `key: value` if it is none: many skills have a colon in an unquoted description."""
     try:
-        found = YAML(typ="safe", pure=True).load(head)
-    except (YAMLError, RecursionError, ValueError):
+        found = load_foreign_yaml(head, most_aliases=0)
+    except ValueError:
         found = None
     if isinstance(found, dict):
         return found

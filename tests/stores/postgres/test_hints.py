@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import Sequence
 
 import psycopg
@@ -162,7 +164,7 @@ async def test_hints_come_again_after_the_connections_were_lost(
 async def test_hints_that_do_not_come_back_count_as_lost(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy may swallow them without an error."""
     monkeypatch.setattr(hints, "PROBE_SECONDS", 0.3)
-    monkeypatch.setattr(hints, "_LISTEN", "listen another_channel")
+    monkeypatch.setattr(hints, "_NOTIFY", hints._NOTIFY.replace(b"pg_notify(%s", b"pg_notify('other' || %s"))
     async with open_hosts(postgres_url) as (store,):
         store.notifier.subscribe(lambda hint: None)
         await asyncio.sleep(0.6)
@@ -175,6 +177,41 @@ async def test_what_is_not_a_hint_is_ignored(postgres_url: str) -> None:
         _, heard = await introduce(one, other)
         with connect(postgres_url) as connection:
             for payload in ("", "{}", '["x",[["s"]]]', '["x",[["s","end",["no such kind"],false]]]'):
-                connection.execute("select pg_notify('everhold', %s)", (payload,))
+                connection.execute("select pg_notify(%s, %s)", (one.notifier.channel, payload))
         await wait_until(lambda: heard)
         assert heard[0] == CommitHint(session="s", step="end", is_remote=True)
+
+
+async def test_a_role_that_may_only_connect_hears_nothing_and_says_nothing(postgres_url: str) -> None:
+    """Every role of the server may listen and notify, and a growing reply is the text of a conversation."""
+    with connect(postgres_url) as owner, contextlib.closing(open_stranger(owner, postgres_url)) as stranger:
+        async with open_hosts(postgres_url, 2) as (one, other):
+            overheard: list[str] = []
+            stranger.add_notify_handler(lambda notification: overheard.append(notification.payload))
+            stranger.execute("listen everhold")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                stranger.execute("select incarnation from store_info")
+            _, heard = await introduce(one, other)
+            forged = hints._encode(hints.HintMessage("stranger", watched=[hints.EVERY_SESSION])).decode()
+            for channel in ("everhold", *list_visible_channels(stranger)):
+                stranger.execute(f"listen {channel}")
+                stranger.execute("select pg_notify(%s, %s)", (channel, forged))
+            await open_session(one, "s")
+            await wait_until(lambda: any(hint.session == "s" for hint in heard))
+            stranger.execute("select 1")  # an answer brings what was notified before
+            assert set(overheard) <= {forged}
+            assert "stranger" not in one.notifier._peers
+            assert one.notifier.channel == other.notifier.channel
+
+
+def open_stranger(owner: psycopg.Connection[tuple[object, ...]], url: str) -> psycopg.Connection[tuple[object, ...]]:
+    """Connect as a role that was granted nothing."""
+    with contextlib.suppress(psycopg.errors.DuplicateObject):
+        owner.execute("create role stranger login")
+    return psycopg.connect(url, user="stranger", autocommit=True)
+
+
+def list_visible_channels(connection: psycopg.Connection[tuple[object, ...]]) -> list[str]:
+    """Return the channels that the server tells this role about, also in the statements of others."""
+    rows = connection.execute("select coalesce(query, '') from pg_stat_activity").fetchall()
+    return sorted({name for (query,) in rows for name in re.findall(r"everhold\w*", str(query))})

@@ -11,15 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent
-
 from everhold.config.secrets import parse_env
 from everhold.core import memory_files as core_memory_files
 from everhold.core.memory_files import PERSONA_FILE
 from everhold.errors import InvalidRequest
 from everhold.infra.safe_folder import SafeFolder
+from everhold.infra.safe_yaml import TooManyAliases, load_foreign_yaml
 from everhold.infra.secret import SecretString
 
 MAIN_AGENT: Final = "main"
@@ -89,12 +86,12 @@ class HermesProfile:
         """Return config.yaml; empty if there is none or it cannot be read."""
         text = self.files.read_text("config.yaml") or ""
         try:
-            if _count_aliases(text) > MAX_YAML_ALIASES:
-                self.refused["config.yaml"] = f"has more than {MAX_YAML_ALIASES} aliases"
-                return {}
-            found = YAML(typ="safe").load(text)
-        except (YAMLError, RecursionError, ValueError) as error:  # a ValueError is a date that does not exist
-            self.refused["config.yaml"] = f"is not valid YAML ({(str(error).splitlines() or ['unknown error'])[0]})"
+            found = load_foreign_yaml(text, most_aliases=MAX_YAML_ALIASES)
+        except TooManyAliases as error:
+            self.refused["config.yaml"] = str(error)
+            return {}
+        except ValueError as error:  # also for a date that does not exist
+            self.refused["config.yaml"] = f"is not valid YAML ({error})"
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -196,13 +193,6 @@ def is_hermes_home(path: Path) -> bool:
         return True
     # A link in their place also shows a home, whose import refuses the link.
     return bool(files.refused) or (files.has_file(PERSONA_FILE) and files.has_file("config.yaml"))
-
-
-def _count_aliases(text: str) -> int:
-    """Count the aliases of a YAML text. The parser is asked only if the text has many asterisks."""
-    if text.count("*") <= MAX_YAML_ALIASES:
-        return 0
-    return sum(isinstance(event, AliasEvent) for event in YAML(typ="safe").parse(text))
 
 
 def _derive_agent_name(path: Path) -> str:

@@ -3,12 +3,16 @@
 What a host has to say is gathered for some milliseconds and sent with one statement, after the commits and on a
 connection of its own, because NOTIFY inside a transaction would make commits wait for each other. A hint may be lost:
 everything that waits for a commit polls as well.
+
+Every role that may connect to the database may listen and notify on every channel whose name it knows. So the name is
+a secret of those who can read the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
@@ -22,7 +26,6 @@ from everhold.ports.hosts import CommitHint, ReplyPiece, ReplyTextExchange
 from everhold.stores.notifier import LocalNotifier
 from everhold.stores.postgres.connections import PgConnection, PostgresConnector
 
-CHANNEL: Final = "everhold"
 GATHER_SECONDS: Final = 0.02
 HELLO_SECONDS: Final = 5.0
 PEER_SECONDS: Final = 4 * HELLO_SECONDS
@@ -37,10 +40,7 @@ MAX_GATHERED: Final = 4_096
 MAX_TEXT_CHARS: Final = 1_000
 """Longer texts are split. A character is encoded in at most six bytes."""
 EVERY_SESSION: Final = ""
-_LISTEN: Final = f"listen {CHANNEL}"
-_NOTIFY: Final = (
-    f"select pg_notify('{CHANNEL}', payload) from unnest(%s::text[]) with ordinality as it(payload, n) order by n"
-)
+_NOTIFY: Final = b"select pg_notify(%s, payload) from unnest(%s::text[]) with ordinality as it(payload, n) order by n"
 T = TypeVar("T")
 
 
@@ -63,8 +63,10 @@ _KINDS: Final = frozenset(EntryKind)
 class PostgresNotifier(LocalNotifier):
     """Hints of this host for others, and of others for this host. It begins with the first subscriber."""
 
-    def __init__(self, connector: PostgresConnector, *, chance: RandomSource) -> None:
+    def __init__(self, connector: PostgresConnector, *, incarnation: str, chance: RandomSource) -> None:
+        """`incarnation` is that of the store, which only its own role can read."""
         super().__init__()
+        self.channel = name_channel(incarnation)
         self.sender = chance.bytes(8).hex()
         self.reaches_other_hosts = False
         self._connector = connector
@@ -132,7 +134,7 @@ class PostgresNotifier(LocalNotifier):
     async def _exchange_hints(self) -> None:
         async with contextlib.AsyncExitStack() as opened:
             listening, sending = [await opened.enter_async_context(await self._connector.connect()) for _ in range(2)]
-            await listening.execute(_LISTEN)
+            await listening.execute(f"listen {self.channel}".encode())
             probe = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(listening, probe))
@@ -173,7 +175,7 @@ class PostgresNotifier(LocalNotifier):
                 await self._notify(connection, payloads)
 
     async def _notify(self, connection: PgConnection, payloads: list[bytes]) -> None:
-        await connection.execute(_NOTIFY.encode(), ([payload.decode() for payload in payloads],))
+        await connection.execute(_NOTIFY, (self.channel, [payload.decode() for payload in payloads]))
 
     def _take_payloads(self) -> Iterator[bytes]:
         """Encode what was gathered. Each payload is as long as the server accepts."""
@@ -229,6 +231,11 @@ class PostgresNotifier(LocalNotifier):
             for session, senders in self._watches.items()
         }
         self._watches = {session: senders for session, senders in kept.items() if senders}
+
+
+def name_channel(incarnation: str) -> str:
+    """Return the channel of a store. It does not tell the incarnation."""
+    return f"everhold_{hashlib.sha256(f'hints of {incarnation}'.encode()).hexdigest()[:32]}"
 
 
 def _join_pieces(pieces: Iterable[ReplyPiece]) -> Iterator[ReplyPiece]:

@@ -51,7 +51,8 @@ class StoreInformation:
     """The row of `store_info`."""
 
     incarnation: str
-    """Changes when positions begin anew. Then local indexes have to be built again."""
+    """Random. Changes when positions begin anew. Then local indexes have to be built again. It is shown to nobody,
+    because the channel of the hints depends on it."""
     schema_version: int
     pos_base: int
 

@@ -96,7 +96,7 @@ class PostgresStore:
         self._budgets = ReadPool(connector, size=1)
         self.writer = GroupWriter(connector, writers=writers, chance=chance, clock=now, observe_time=self._observe_time)
         self.is_exclusive = exclusive
-        self.notifier = PostgresNotifier(connector, chance=chance)
+        self.notifier = PostgresNotifier(connector, incarnation=information.incarnation, chance=chance)
         self._latest = 0.0
         """The latest time that the store's clock is known to have shown. If it shows less, it has gone back."""
         self._people: PeopleDirectory | None = None
