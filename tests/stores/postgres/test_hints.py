@@ -16,6 +16,7 @@ from everhold.ports.hosts import CommitHint, ReplyPiece
 from everhold.ports.store import Step
 from everhold.stores.postgres import PostgresStore, hints
 from everhold.stores.postgres.hints import MAX_PAYLOAD_BYTES, PostgresNotifier
+from everhold.stores.postgres.statements import PgConnection
 from tests.stores.postgres.scenario import connect, make_message, open_hosts, open_session
 from tests.waiting import wait_until
 
@@ -51,7 +52,7 @@ async def test_a_host_alone_sends_greetings_only_and_many_commits_are_one_notifi
         sent: list[list[bytes]] = []
         notify = one.notifier._notify
 
-        async def count(connection: psycopg.AsyncConnection[tuple[object, ...]], payloads: list[bytes]) -> None:
+        async def count(connection: PgConnection, payloads: list[bytes]) -> None:
             sent.append(payloads)
             await notify(connection, payloads)
 

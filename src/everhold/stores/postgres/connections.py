@@ -6,19 +6,18 @@ No setting is changed for a whole session, because behind a pooler another clien
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.generators import send
 
 from everhold.errors import InvalidRequest, StoreError
 from everhold.stores.postgres.errors import INVALID_VALUE_ERRORS, is_connection_lost, translate_error
+from everhold.stores.postgres.statements import PgConnection
 
-PgConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 5
@@ -26,8 +25,6 @@ CONNECT_SECONDS: Final = 5
 MAX_READ_ATTEMPTS: Final = 6
 FIRST_RETRY_SECONDS: Final = 0.05
 MAX_RETRY_SECONDS: Final = 2.0
-PREPARE_AFTER: Final = 2
-"""A statement is prepared on the server after it ran so often."""
 _DEFAULTS: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
     "application_name": "everhold",
@@ -54,26 +51,6 @@ def build_conninfo(url: str) -> str:
     return make_conninfo("", **values)
 
 
-def encode_array(values: Sequence[Any]) -> str:
-    """Return an array in PostgreSQL's text format. psycopg does the same several times slower."""
-    items = []
-    for value in values:
-        if value is None:
-            items.append("NULL")
-        elif isinstance(value, str):
-            items.append('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"')
-        elif isinstance(value, bytes):
-            items.append('"\\\\x' + value.hex() + '"')
-        else:
-            items.append(repr(value))
-    return "{" + ",".join(items) + "}"
-
-
-def encode_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values of a statement with its arrays encoded. Its SQL says their types."""
-    return tuple([encode_array(value) if isinstance(value, list) else value for value in values])
-
-
 class PostgresConnector:
     """Opens connections."""
 
@@ -84,8 +61,10 @@ class PostgresConnector:
 
     async def connect(self) -> PgConnection:
         """Open a connection. Raises psycopg.OperationalError if no server answers."""
-        connection = await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True)
-        connection.prepare_threshold = None if self.is_pooled else PREPARE_AFTER
+        connection = await PgConnection.connect(self.conninfo, autocommit=True)
+        connection.prepared, connection.numbers = {}, itertools.count()
+        connection.is_pooled = self.is_pooled
+        connection.prepare_threshold = None  # psycopg would end all prepared statements after a rollback
         return connection
 
     async def find_pooler(self, connection: PgConnection) -> None:
@@ -93,7 +72,7 @@ class PostgresConnector:
         row = await (await connection.execute("select pg_backend_pid()", prepare=False)).fetchone()
         self.is_pooled = row is None or row[0] != connection.info.backend_pid
         if self.is_pooled:
-            connection.prepare_threshold = None
+            connection.is_pooled = True
 
     async def open_connection(self) -> PgConnection:
         """Open a connection, as one of our errors if that fails."""
@@ -101,34 +80,6 @@ class PostgresConnector:
             return await self.connect()
         except psycopg.Error as error:
             raise translate_error(error) from error
-
-
-@asynccontextmanager
-async def run_pipeline(connection: PgConnection) -> AsyncIterator[None]:
-    """Send the statements of the block in one round trip."""
-    async with connection.pipeline() as pipeline:
-        # psycopg would send every statement by itself.
-        communicate = pipeline._communicate_gen
-        pipeline._communicate_gen = _send_nothing  # type: ignore[method-assign]
-        # psycopg sends a request to flush after the end of the pipeline. The server then does not notice that the
-        # transaction is idle, and never ends it (tests/stores/postgres/test_failures.py).
-        pipeline._exit_gen = functools.partial(_finish_pipeline, pipeline, communicate)  # type: ignore[method-assign]
-        yield
-
-
-def _send_nothing() -> Generator[Any, Any, None]:
-    yield from ()
-
-
-def _finish_pipeline(
-    pipeline: psycopg.AsyncPipeline, communicate: Callable[[], Generator[Any, Any, None]]
-) -> Generator[Any, Any, None]:
-    try:
-        pipeline._enqueue_sync()
-        yield from communicate()
-        yield from send(pipeline.pgconn)  # large values do not fit into the buffers at once
-    finally:
-        yield from pipeline._fetch_gen(flush=False)
 
 
 class ReadPool:

@@ -98,15 +98,21 @@ SELECT_NOTES: Final = (
     "order by pos limit %s"
 )
 SELECT_COMPRESSIONS: Final = f"select {COLUMNS} from entries where kind = 'compressed' order by pos desc limit %s"
-SELECT_PENDING: Final = (
-    f"select {_E_COLUMNS} from pending p join entries e on e.session = p.session and e.seq = p.seq "
+# The server may keep a plan that it made while the tables were empty. `limit` rules out that it reads every entry of
+# the session to find the few that wait.
+_PENDING_ENTRY: Final = (
+    "cross join lateral (select * from entries e where e.session = p.session and e.seq = p.seq limit 1) e "
     "where p.session = %s and p.seq > %s order by p.seq"
 )
+SELECT_PENDING: Final = f"select {_E_COLUMNS} from pending p {_PENDING_ENTRY}"
 SELECT_FIRST_PENDING: Final = f"{SELECT_PENDING} limit %s"
-SCAN_PENDING: Final = (
-    "select p.seq, e.author, e.version, e.body from pending p "
-    "join entries e on e.session = p.session and e.seq = p.seq where p.session = %s and p.seq > %s order by p.seq"
+SELECT_FIRST_PENDING_OF: Final = (
+    f"select {_E_COLUMNS} from unnest(%s::text[]) wanted(session) cross join lateral ("
+    "select p.session, p.seq from pending p where p.session = wanted.session order by p.seq limit %s) p "
+    "cross join lateral (select * from entries e where e.session = p.session and e.seq = p.seq limit 1) e "
+    "order by e.session, e.seq"
 )
+SCAN_PENDING: Final = f"select p.seq, e.author, e.version, e.body from pending p {_PENDING_ENTRY}"
 SELECT_WAITING: Final = (
     "select e.author, s.address, count(*), coalesce(sum(octet_length(e.body)), 0)::bigint from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq join sessions s on s.id = p.session "

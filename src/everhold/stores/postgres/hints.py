@@ -24,7 +24,8 @@ from everhold.core.entries import EntryKind
 from everhold.ports.clock import RandomSource
 from everhold.ports.hosts import CommitHint, ReplyPiece, ReplyTextExchange
 from everhold.stores.notifier import LocalNotifier
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector
+from everhold.stores.postgres.connections import PostgresConnector
+from everhold.stores.postgres.statements import PgConnection
 
 GATHER_SECONDS: Final = 0.02
 HELLO_SECONDS: Final = 5.0

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-import psycopg
 
 from everhold.core.commit_rules import StoreNeeds
 from everhold.core.entries import Began, EntryKind, Heard, Took, decode_body
@@ -26,8 +25,8 @@ from everhold.core.store_rows import (
     WorkingSet,
 )
 from everhold.ports.store import InFlightBatch, PeerRecord
-from everhold.stores.postgres.connections import PgConnection, encode_arrays, run_pipeline
 from everhold.stores.postgres.sessions import GENERATION
+from everhold.stores.postgres.statements import BEGIN, PgConnection, Rows, run_statements
 
 POS_BITS: Final = 16
 """How many bits of a pos number the entries of one transaction."""
@@ -37,17 +36,18 @@ IDLE_LIMIT: Final = "5s"
 later transactions do not reach the feed before it."""
 LOCK_LIMIT: Final = "10s"
 
-Rows: TypeAlias = list[tuple[Any, ...]]
 PlannedRead: TypeAlias = tuple[str, str, Sequence[Any]]
 """Name, SQL and values."""
 
-_BEGIN: Final = "begin"
 # A plan that was made while the tables were small is kept by the server. Every statement of a commit finds its rows by
-# an index, so other plans are ruled out.
+# an index, so other plans are ruled out, and nothing is planned again.
+PLANNER_SETTINGS: Final = (
+    "set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), "
+    "set_config('enable_mergejoin', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)"
+)
 _SETTINGS: Final = (
     "select set_config('idle_in_transaction_session_timeout', %s, true), set_config('lock_timeout', %s, true), "
-    "set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), "
-    "set_config('enable_mergejoin', 'off', true)"
+    f"{PLANNER_SETTINGS}"
 )
 _NOT_WAITED_FOR: Final = ", set_config('synchronous_commit', 'off', true)"
 _GATE: Final = "lock table sessions in exclusive mode"
@@ -147,7 +147,7 @@ class LoadedBatch:
 def plan_reads(needs: StoreNeeds, *, durable: bool, roots: Callable[[str], bool]) -> list[PlannedRead]:
     """Return the statements of the first round trip. `roots` says which sessions are known to be no branches."""
     plan: list[PlannedRead] = [
-        ("begin", _BEGIN, ()),
+        ("begin", BEGIN, ()),
         ("settings", _SETTINGS if durable else _SETTINGS + _NOT_WAITED_FOR, (IDLE_LIMIT, LOCK_LIMIT)),
     ]
     add = plan.append
@@ -247,17 +247,8 @@ def _split_places(places: Sequence[tuple[str, int]]) -> tuple[list[str], list[in
 
 async def run_reads(connection: PgConnection, plan: Sequence[PlannedRead]) -> dict[str, Rows]:
     """Run the statements in one round trip. Return the rows of each by its name."""
-    cursors = []
-    async with run_pipeline(connection):
-        for name, sql, values in plan:
-            cursor = connection.cursor(binary=True)
-            await cursor.execute(sql, encode_arrays(values) if values else None)
-            cursors.append((name, cursor))
-    return {name: await cursor.fetchall() for name, cursor in cursors if _has_rows(cursor)}
-
-
-def _has_rows(cursor: psycopg.AsyncCursor[Any]) -> bool:
-    return cursor.pgresult is not None and cursor.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
+    found = await run_statements(connection, [(sql, values) for _, sql, values in plan])
+    return {name: rows for (name, _, _), rows in zip(plan, found, strict=True)}
 
 
 async def load_batch(

@@ -15,8 +15,8 @@ import psycopg
 
 from everhold.errors import StoreBusy, StoreError, StoreNewer
 from everhold.ports.clock import RandomSource
-from everhold.stores.postgres.connections import PgConnection
 from everhold.stores.postgres.errors import translate_error
+from everhold.stores.postgres.statements import PgConnection
 
 MIGRATION_LOCK: Final = 0x657665_686F6C64
 """The key of the advisory lock of the transaction that changes the schema."""

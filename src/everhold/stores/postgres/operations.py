@@ -12,6 +12,9 @@ COLUMNS: Final = (
     "compression, stop"
 )
 SELECT_RUNNING: Final = f"select {COLUMNS} from operations where session = %s and state = 'running' order by op"
+SELECT_RUNNING_OF: Final = (
+    f"select {COLUMNS} from operations where session = any(%s::text[]) and state = 'running' order by session, op"
+)
 SELECT_RESTARTED: Final = (
     f"select {COLUMNS} from operations where state = 'running' and type = 'turn' and attempts >= %s "
     "order by session, op"

@@ -9,8 +9,9 @@ from typing import Final
 
 import psycopg
 
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector
+from everhold.stores.postgres.connections import PostgresConnector
 from everhold.stores.postgres.loading import LoadedBatch
+from everhold.stores.postgres.statements import PgConnection
 
 MAX_SECONDS: Final = 30.0
 """How long to ask. The server may be restarting, or a standby may be taking over."""

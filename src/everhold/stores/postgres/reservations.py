@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from everhold.core.budget import BudgetHold, BudgetRefusal, BudgetUse, find_refusal
-from everhold.stores.postgres.connections import PgConnection
+from everhold.stores.postgres.statements import PgConnection
 
 _NOW: Final = "coalesce(%(now)s::float8, extract(epoch from clock_timestamp())::float8)"
 # A reservation that began in the future has ended, too: the clock went back, and nobody knows how long it lasts.

@@ -26,11 +26,11 @@ _COLUMNS: Final = f"""
 """
 _SELECT: Final = f"select {_COLUMNS} from sessions s "
 SELECT_SESSION: Final = _SELECT + "where s.id = %s"
-SELECT_SNAPSHOT: Final = f"""
+SELECT_SNAPSHOTS: Final = f"""
 select {_COLUMNS},
   (select o.op from operations o where o.session = s.id and o.type = 'turn' order by o.op desc limit 1),
   (select max(n) from people_log)
-from sessions s where s.id = %s
+from sessions s where s.id = any(%s::text[])
 """
 SELECT_HEAD: Final = f"select s.next_seq, {GENERATION} from sessions s where s.id = %s"
 SELECT_PAGE: Final = _SELECT + "where s.id > %s order by s.id limit %s"

@@ -11,8 +11,9 @@ from psycopg.conninfo import conninfo_to_dict
 from everhold.errors import StoreError, StoreFull
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, CommitResult
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector
+from everhold.stores.postgres.connections import PostgresConnector
 from everhold.stores.postgres.migrate import SERVER_VERSION
+from everhold.stores.postgres.statements import PgConnection
 from everhold.stores.postgres.store import PostgresStore
 
 OTHER_CONNECTIONS: Final = 4

@@ -14,9 +14,9 @@ import psycopg
 from everhold.core.audit import ReportProgress, StoreAudit
 from everhold.core.budget import BudgetHold, BudgetRefusal
 from everhold.core.consumers import MEMORY_PREFIX
-from everhold.core.entries import Entry, EntryKind, Heard
+from everhold.core.entries import Entry, EntryKind
 from everhold.core.hosts import build_commit_hint
-from everhold.core.inbox import MAX_TURN_MESSAGES, PendingMessage
+from everhold.core.inbox import PendingMessage
 from everhold.core.people import PeopleDirectory, PeopleEvent
 from everhold.core.quotas import WaitingCount
 from everhold.errors import InvalidRequest, NotFound
@@ -55,18 +55,19 @@ from everhold.stores.postgres import (
     reservations,
     sessions,
 )
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector, ReadPool
+from everhold.stores.postgres.connections import PostgresConnector, ReadPool
 from everhold.stores.postgres.errors import REPEATABLE_ERRORS, translate_error
 from everhold.stores.postgres.hints import PostgresNotifier
-from everhold.stores.postgres.loading import Rows, run_reads
+from everhold.stores.postgres.loading import run_reads
 from everhold.stores.postgres.migrate import PostgresMigration, StoreInformation, list_migrations, prepare_schema
+from everhold.stores.postgres.snapshots import GroupedSnapshots
+from everhold.stores.postgres.statements import COMMIT, PgConnection, Rows, run_statements
 from everhold.stores.postgres.writer import MAX_ATTEMPTS, RETRY_SECONDS, GroupWriter
 
 WRITE_CONNECTIONS: Final = 2
 """More of them make smaller groups, and a commit costs the server and this process about the same whatever its size."""
 READ_CONNECTIONS: Final = 4
 MAX_SEQ: Final = 2**63 - 1
-PENDING_PAGE: Final = MAX_TURN_MESSAGES + 1
 FEED_PAGE_ROWS: Final = 64
 """How many rows of a page are read at once. A page ends early if its bodies are large."""
 MAX_NEW_PEOPLE_EVENTS: Final = 1_000
@@ -100,6 +101,9 @@ class PostgresStore:
         self._latest = 0.0
         """The latest time that the store's clock is known to have shown. If it shows less, it has gone back."""
         self._people: PeopleDirectory | None = None
+        self._snapshots = GroupedSnapshots(
+            self._reads, get_people=lambda: self._people, load_people=self._load_people_at
+        )
         self._is_closed = False
 
     @classmethod
@@ -135,7 +139,7 @@ class PostgresStore:
                 readers=readers,
                 exclusive=exclusive,
             )
-            ((latest,),) = await _fetch_rows(connection, cursors.SELECT_LATEST, None)
+            ((latest,),) = await _fetch_rows(connection, cursors.SELECT_LATEST, ())
             store._observe_time(latest or 0.0)
             return store
         finally:
@@ -318,46 +322,7 @@ class PostgresStore:
         return sessions.parse_session_row(found[0])
 
     async def get_session_snapshot(self, id: str) -> SessionSnapshot:
-        return await self._reads.read(lambda connection: self._read_session_snapshot(connection, id))
-
-    async def _read_session_snapshot(self, connection: PgConnection, id: str) -> SessionSnapshot:
-        """Read all parts in one round trip. Only if the people have changed, or very many messages wait, read more."""
-        plan = [
-            ("begin", _BEGIN_SNAPSHOT, ()),
-            ("session", sessions.SELECT_SNAPSHOT, (id,)),
-            ("pending", entries.SELECT_FIRST_PENDING, (id, 0, PENDING_PAGE)),
-            ("running", operations.SELECT_RUNNING, (id,)),
-        ]
-        is_known = self._people is not None
-        try:
-            found = await run_reads(connection, [*plan, ("commit", "commit", ())] if is_known else plan)
-            if not found["session"]:
-                raise sessions.build_not_found(id)
-            *row, newest, epoch = found["session"][0]
-            page = [entries.parse_entry_row(one) for one in found["pending"]]
-            directory = self._people
-            if directory is None or directory.epoch != (epoch or 0) or not _is_page_enough(page):
-                if is_known:
-                    found = await run_reads(connection, plan)
-                    if not found["session"]:
-                        raise sessions.build_not_found(id)
-                    *row, newest, epoch = found["session"][0]
-                    page = [entries.parse_entry_row(one) for one in found["pending"]]
-                directory = await self._load_people_at(connection, epoch or 0)
-                page, has_more = await _extend_pending(connection, id, page)
-            else:
-                has_more = len(page) == PENDING_PAGE
-        finally:
-            if connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
-                await connection.execute("rollback")
-        return SessionSnapshot(
-            session=sessions.parse_session_row(row),
-            pending=page,
-            has_more_pending=has_more,
-            running=[operations.parse_operation_row(one) for one in found["running"]],
-            newest_turn=newest or 0,
-            people=directory,
-        )
+        return await self._snapshots.read(id)
 
     async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         if newest_first:
@@ -418,7 +383,7 @@ class PostgresStore:
                     ("begin", _BEGIN_SNAPSHOT, ()),
                     ("head", sessions.SELECT_HEAD, (session,)),
                     ("replies", entries.SELECT_REPLIES, (session, after)),
-                    ("commit", "commit", ()),
+                    ("commit", COMMIT, ()),
                 ],
             )
             if not found["head"]:
@@ -694,29 +659,6 @@ class PostgresStore:
         return await self._reads.read(lambda connection: _fetch_rows(connection, sql, values))
 
 
-async def _fetch_rows(connection: PgConnection, sql: str, values: Sequence[Any] | Mapping[str, Any] | None) -> Rows:
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(sql, values or None)
-    return await cursor.fetchall()
-
-
-def _is_page_enough(page: Sequence[Entry]) -> bool:
-    """Return whether a page of pending messages has all of them, or as many as one turn takes and one that asks."""
-    return len(page) < PENDING_PAGE or _is_turn_complete(page)
-
-
-def _is_turn_complete(page: Sequence[Entry]) -> bool:
-    """Commands are passed over, because the command worker handles them."""
-    plain = [it.body for it in page if not (isinstance(it.body, Heard) and it.body.command)]
-    return len(plain) >= MAX_TURN_MESSAGES and any(isinstance(body, Heard) and body.asks for body in plain)
-
-
-async def _extend_pending(connection: PgConnection, session: str, found: list[Entry]) -> tuple[list[Entry], bool]:
-    """Read on until the page is enough. Return the entries, and whether there are more."""
-    size = len(found)
-    while size == PENDING_PAGE and not _is_turn_complete(found):
-        rows = await _fetch_rows(connection, entries.SELECT_FIRST_PENDING, (session, found[-1].seq, PENDING_PAGE))
-        page = [entries.parse_entry_row(row) for row in rows]
-        found = found + page
-        size = len(page)
-    return found, size == PENDING_PAGE
+async def _fetch_rows(connection: PgConnection, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> Rows:
+    (rows,) = await run_statements(connection, [(sql, values)])
+    return rows

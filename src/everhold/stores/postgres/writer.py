@@ -11,7 +11,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import errors as pg
@@ -20,7 +20,7 @@ from everhold.core.commit_rules import apply_change, list_needs
 from everhold.errors import Conflict, EverholdError, OutcomeUnknown, Refused, StoreError
 from everhold.ports.clock import RandomSource
 from everhold.ports.store import Change, CommitResult
-from everhold.stores.postgres.connections import PgConnection, PostgresConnector, encode_arrays, run_pipeline
+from everhold.stores.postgres.connections import PostgresConnector
 from everhold.stores.postgres.errors import (
     INVALID_VALUE_ERRORS,
     REPEATABLE_ERRORS,
@@ -30,6 +30,7 @@ from everhold.stores.postgres.errors import (
 from everhold.stores.postgres.loading import MAX_BATCH_ENTRIES, LoadedBatch, load_batch
 from everhold.stores.postgres.outcomes import CommitOutcome, find_outcome, read_timeline
 from everhold.stores.postgres.saving import SPEND_SHARDS, OldRows, plan_writes
+from everhold.stores.postgres.statements import COMMIT, PgConnection, Statement, run_statements
 
 MAX_BATCH_JOBS: Final = 256
 MAX_ATTEMPTS: Final = 8
@@ -226,17 +227,14 @@ class CommitQueue:
         self,
         connection: PgConnection,
         loaded: LoadedBatch,
-        writes: Sequence[tuple[str, Sequence[Any]]],
+        writes: Sequence[Statement],
         *,
         durable: bool,
     ) -> None:
         """Write and commit, in one round trip. If the answer is lost, find out whether it was committed."""
         self._warnings.clear()
         try:
-            async with run_pipeline(connection):
-                for sql, values in writes:
-                    await connection.cursor(binary=True).execute(sql, encode_arrays(values))
-                await connection.execute("commit", prepare=False)
+            await run_statements(connection, [*writes, (COMMIT, ())])
             if durable and self._warnings:
                 raise CommitUnconfirmed(self._warnings[0])
         except CommitUnconfirmed as error:
