@@ -868,8 +868,7 @@ class GatewayApp:
         """Index new entries periodically. A search indexes the remaining ones itself."""
         warm = False
         while True:
-            while await self.index.catch_up(self.store):
-                pass
+            await self.index.catch_up_to_end(self.store)
             if not warm:
                 await self.index.warm_cache()
                 warm = True
@@ -878,8 +877,7 @@ class GatewayApp:
     async def _keep_overview(self) -> None:
         """Follow the log for the lists of sessions. A list reads the last entries itself."""
         while True:
-            while await self.overview.catch_up(self.store):
-                pass
+            await self.overview.catch_up_to_end(self.store)
             await asyncio.sleep(INDEX_INTERVAL_SECONDS)
 
     def _get_day(self, at: float) -> str:

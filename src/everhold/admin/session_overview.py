@@ -140,6 +140,8 @@ class SessionOverview:
         self._lock = threading.Lock()
         self._following = asyncio.Lock()
         self._checked = False
+        self._has_more = True
+        """The log may have more than was read last."""
         self._opened: apsw.Connection | None = None
 
     @property
@@ -157,6 +159,7 @@ class SessionOverview:
                 await self._check_same_log(store)
             after = int(await self._run(lambda: self._read_meta("pos", "0")))
             page = await store.read_feed(after=after, limit=limit)
+            self._has_more = page.has_more
             if not page:
                 return 0
             sessions = {id: await store.get_session(id) for id in {entry.session for entry in page}}
@@ -166,10 +169,15 @@ class SessionOverview:
             await self._run(lambda: self._add_page(page, sessions, payers, authors))
             return len(page)
 
+    async def catch_up_to_end(self, store: Store) -> None:
+        """Follow the log to its present end. What is committed meanwhile is left for the next call, because it may
+        never end."""
+        while await self.catch_up(store) and self._has_more:
+            pass
+
     async def wipe_erased(self, store: Store) -> None:
         """Follow the log to its end, and leave nothing in the file of people whose words were all erased."""
-        while await self.catch_up(store):
-            pass
+        await self.catch_up_to_end(store)
         await self._run(self._wipe_people)
 
     async def close(self) -> None:

@@ -116,6 +116,8 @@ class MemoryIndex:
         """Pending entries that a search could find, with their words; entries that only change hits, without."""
         self._pending_after_pos = 0
         self._pending_chars = 0
+        self._has_more = True
+        """The log may have more than was read last."""
         self._session_agents: dict[str, str] = {}
         """Session -> its agent."""
         self._touched_chunks: list[int] = []
@@ -133,10 +135,15 @@ class MemoryIndex:
             done = await self._read_new_entries(store, limit)
             return done + await self._index_pending(store)
 
+    async def catch_up_to_end(self, store: Store) -> None:
+        """Index up to the present end of the log. What is committed meanwhile is left for the next call, because it
+        may never end."""
+        while await self.catch_up(store) and self._has_more:
+            pass
+
     async def wipe_erased(self, store: Store) -> None:
         """Index until the files contain nothing that was erased from the log."""
-        while await self.catch_up(store):
-            pass
+        await self.catch_up_to_end(store)
         await self._run_write(self._wipe_files)
 
     async def rebuild(self) -> None:
@@ -187,9 +194,10 @@ class MemoryIndex:
                 lambda: self._record_touched_chunks(self._embeddings.repair_missing(self._writer))
             ):
                 pass
-        done = 0
+        done, self._has_more = 0, True
         while self._is_placed() and (left := limit - done - len(self._pending)) > 0:
             page = await store.read_feed(after=self._read_upto_pos, limit=left)
+            self._has_more = page.has_more
             if not page:
                 break
             if not self._pending:
@@ -219,7 +227,7 @@ class MemoryIndex:
             taken = await self._run_write(lambda: self._index_entries(entries, agents, after))
             self._pending, self._pending_relevant, self._pending_chars = [], [], 0
             if not taken:
-                self._read_upto_pos = None  # the file was replaced: continue at its end
+                self._read_upto_pos, self._has_more = None, True  # the file was replaced: continue at its end
         return len(entries)
 
     def _index_entries(self, entries: Sequence[Entry], agents: dict[str, str], after: int) -> bool:
@@ -355,8 +363,7 @@ class MemoryIndex:
 
     async def find_entries_with_words(self, store: Store, text: str, *, limit: int) -> list[tuple[str, int]]:
         """Return where all words of `text` occur, in any form, newest first. The caller may see everything."""
-        while await self.catch_up(store):
-            pass
+        await self.catch_up_to_end(store)
         terms = candidates.build_all_word_queries(text)
         if not terms:
             return []
