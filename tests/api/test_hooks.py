@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import httpx2
 import pytest
 
 from everhold.core.entries import Heard, Stamp, ToolCall
+from everhold.core.hook_template import render_template
 from everhold.core.roles import PersonRole
+from everhold.errors import InvalidRequest
 from everhold.infra.secret import SecretString
 from everhold.ingress import hooks
 from everhold.platforms.hook_signatures import find_scheme, sign_delivery
@@ -179,3 +182,17 @@ async def test_an_operator_sees_and_tests_hooks(gateway: ApiGateway) -> None:
         assert await gateway.running.store.read_feed() == []
         sent = (await client.post("/api/hooks/deploys/test", json={**given, "send": True})).json()
         assert sent["outcome"] == "accepted"
+
+
+async def test_a_delivery_that_is_nested_too_deeply_is_refused_at_every_depth(gateway: ApiGateway) -> None:
+    """What is read just below the limit of the interpreter could not be written again."""
+    async with gateway.client() as client:
+        for depth in (90, 150, 960, 968, 976, 984, 992, 1_500):
+            body = '{"a":' * depth + "1" + "}" * depth
+            answer = await client.post("/api/hooks/plain/test", json={"body": body})
+            assert answer.status_code == (200 if depth < 100 else 400), depth
+    for depth in range(100, 1_100):
+        with contextlib.suppress(InvalidRequest):
+            document = hooks.read_document(b'{"a":' * depth + b"1" + b"}" * depth, {})
+            render_template("{a}", document)
+    assert "http.failed" not in gateway.log.getvalue()

@@ -21,6 +21,7 @@ from everhold.core.schedule import (
     Schedule,
     find_due_tick,
     find_next_tick,
+    format_local_time,
     is_skipped,
     parse_rule,
     request_run,
@@ -381,3 +382,19 @@ def test_only_a_run_that_is_really_late_is_left_out(missed: str, late: float, le
         missed=MissedRuns(missed),
     )
     assert is_skipped(it, 1_000.0, now=1_000.0 + late) is left_out
+
+
+@pytest.mark.parametrize("date", ["at 9999-12-31 23:59", "on 9999-12-31 at 23:59", "at 0001-01-01 00:00"])
+def test_a_date_that_not_every_time_zone_can_show_is_no_rule(date: str) -> None:
+    assert parse_rule(f"{date} call ada") is None
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+@pytest.mark.parametrize("rule", ["at 9998-12-31 23:59", "every 9999w", "in 9999 weeks"])
+def test_the_furthest_rules_can_be_shown_in_every_time_zone(rule: str, zone: str) -> None:
+    found = parse_rule(f"{rule} call ada")
+    assert found is not None
+    there = ZoneInfo(zone)
+    tick = find_next_tick(found[0], after=2e9, made=2e9, zone=there)
+    assert tick is not None
+    assert format_local_time(tick, there)[:4] >= "2224"

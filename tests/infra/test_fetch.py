@@ -17,7 +17,8 @@ HOSTILE = [
     # not the web
     "file:///etc/passwd", "ftp://example.com/x", "gopher://127.0.0.1:70/_x", "data:text/plain,hi",
     "javascript:alert(1)", "jar:http://example.com!/x", "ws://example.com/", "//example.com/x",
-    "http:/example.com", "http://", "https://",
+    "http:/example.com", "http://", "https://", "http://a..b/", f"http://{'a' * 64}.com/", "http://93.184.215.14/\ud800",
+    "http://exa\ud800mple.com/",
     "", "not a url", "http://[::1", "http://exa mple.com/", "http://example.com/\r\nHost: evil", "http://example.com:99999/",
     "http://user:secret@93.184.215.14/", "http://user@93.184.215.14/", "\\\\server\\share\\x", "C:\\windows\\x",
     # this machine
@@ -31,7 +32,8 @@ HOSTILE = [
     "http://[fe80::1]/", "http://169.254.1.1/", "http://[::ffff:10.0.0.1]/", "http://[::ffff:192.168.0.1]/",
     # the cloud it runs in
     "http://169.254.169.254/latest/meta-data/", "http://[::ffff:169.254.169.254]/", "http://[fd00:ec2::254]/",
-    "http://2852039166/", "http://0xa9fea9fe/", "http://192.0.0.192/",
+    "http://2852039166/", "http://0xa9fea9fe/", "http://192.0.0.192/", "http://168.63.129.16/machine?comp=goalstate",
+    "http://[::ffff:168.63.129.16]/",
     # other notations of private addresses
     "http://[2002:7f00:1::]/", "http://[2002:a00:1::]/", "http://[64:ff9b::7f00:1]/", "http://[64:ff9b::a9fe:a9fe]/",
     "http://[64:ff9b:1::1]/", "http://[2001:0:7f00:1::]/",
@@ -104,6 +106,27 @@ async def test_a_name_is_resolved_once_and_that_address_is_used(web: Web) -> Non
     assert found.data == b"meow"
     assert len(answers) == 1, "the name was resolved again"
     assert web.asked[0].headers["host"] == f"cats.example:{web.port}"
+
+
+async def test_a_name_in_other_letters_is_resolved_and_sent_in_its_ascii_form(web: Web) -> None:
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    fetch = UrlFetcher(allows=loopback, resolve=resolve)
+    assert (await fetch(f"http://kätzchen.example:{web.port}/cat.png")).data == b"meow"
+    assert asked == ["xn--ktzchen-5wa.example"]
+    assert web.asked[0].headers["host"] == f"xn--ktzchen-5wa.example:{web.port}"
+    web.pages["/away"] = LoopbackResponse(
+        status=302, headers={"location": f"http://kätzchen.example:{web.port}/cat.png"}
+    )
+    assert (await fetch(f"{web.url}/away")).data == b"meow"
+    # letters that are the same to a resolver, and look different to a filter
+    assert (await fetch(f"http://127。0。0。1:{web.port}/cat.png")).data == b"meow"
+    with pytest.raises(Refused, match=r"10\.0\.0\.1"):
+        await UrlFetcher(allows=loopback)("http://10。0。0。1/")
 
 
 async def test_a_name_with_any_private_address_is_refused() -> None:

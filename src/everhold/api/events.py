@@ -98,7 +98,9 @@ class _FeedReader:
             shown = [entry for entry in shown if entry.session == self._only]
         caller = self._call.caller
         if not caller.operator or caller.scope.agents:  # other operators see everything
-            shown = [entry for entry in shown if await self._call.context.can_see(self._call.caller, entry.session)]
+            context = self._call.context
+            seen = {it for it in {entry.session for entry in shown} if await context.can_see(caller, it)}
+            shown = [entry for entry in shown if entry.session in seen]
         return shown, page.has_more
 
 

@@ -242,12 +242,19 @@ def _parse_next_time(found: re.Match[str]) -> ScheduleRule | None:
 
 
 def _parse_date(found: re.Match[str]) -> ScheduleRule | None:
+    hour, minute = int(found[2]), int(found[3])
+    return _build_date_rule(found[1], (hour, minute)) if hour < 24 and minute < 60 else None
+
+
+def _build_date_rule(date: str, clock: tuple[int, int]) -> DateRule | None:
+    """Return the rule of a day and a time; None if there is no such day. In the first and the last year of the calendar
+    there are moments that other time zones cannot show.
+    """
     try:
-        day = datetime.date.fromisoformat(found[1])
+        day = datetime.date.fromisoformat(date)
     except ValueError:
         return None
-    hour, minute = int(found[2]), int(found[3])
-    return DateRule((day.year, day.month, day.day, hour, minute)) if hour < 24 and minute < 60 else None
+    return DateRule((day.year, day.month, day.day, *clock)) if datetime.MINYEAR < day.year < datetime.MAXYEAR else None
 
 
 def _parse_named_days(found: re.Match[str]) -> ScheduleRule | None:
@@ -319,11 +326,7 @@ def _parse_moment(found: re.Match[str]) -> ScheduleRule | None:
     if day_word == "tonight" and clock[0] < 12 and "am" not in found[7].lower():
         clock = (clock[0] + 12, clock[1])
     if date:
-        try:
-            day = datetime.date.fromisoformat(date)
-        except ValueError:
-            return None
-        return DateRule((day.year, day.month, day.day, *clock))
+        return _build_date_rule(date, clock)
     if weekday:
         number = _find_weekday(weekday.lower())
         return None if number is None else NextTimeRule(clock, weekday=number)

@@ -26,6 +26,8 @@ _PACKED_ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b::/96")
 _LOCAL_NAT64_NETWORK: Final = ipaddress.ip_network("64:ff9b:1::/48")
+_MACHINE_ADDRESS: Final = ipaddress.ip_address("168.63.129.16")
+"""Looks public. On the machines of one cloud it leads to the host they run on, which knows their secrets."""
 _PROTOCOL_NETWORK: Final = ipaddress.ip_network("192.0.0.0/24")
 """Reserved for protocols; some clouds serve internal data there."""
 
@@ -43,7 +45,7 @@ def is_public(ip: IpAddress) -> bool:
             return False
         if ip.is_site_local or ip.scope_id is not None:
             return False
-    elif ip in _PROTOCOL_NETWORK:
+    elif ip in _PROTOCOL_NETWORK or ip == _MACHINE_ADDRESS:
         return False
     return ip.is_global and not ip.is_multicast and not ip.is_reserved and not ip.is_unspecified
 
@@ -111,7 +113,7 @@ class UrlFetcher:
             headers={
                 **self._agent_header,
                 **headers,
-                "Host": urlsplit(url).netloc,
+                "Host": _format_host(host, urlsplit(url).port),
                 "Accept-Encoding": "gzip, deflate" if self._is_packed_allowed else "identity",
             },
             extensions={"sni_hostname": host, "timeout": httpx2.Timeout(self._deadline).as_dict()},
@@ -165,8 +167,9 @@ class UrlFetcher:
 
     def _parse_url(self, url: str) -> tuple[str, int, str]:
         try:
+            url.encode()  # a lone surrogate can be sent nowhere
             parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port
+            host, port = _encode_host(parts.hostname or ""), parts.port
         except ValueError as error:
             raise Refused(f"{_format_url(url)} is no URL: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
@@ -191,6 +194,16 @@ class UrlFetcher:
         return addresses[0]
 
 
+def _encode_host(host: str) -> str:
+    """Return a host as it is resolved and sent: a name in other letters in its ASCII form. Raises ValueError."""
+    return host if ":" in host else host.encode("idna").decode()
+
+
+def _format_host(host: str, port: int | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"
+
+
 def _format_url(url: str) -> str:
     """Return a URL for an error message, without its query, which may contain secrets."""
-    return url.partition("?")[0][:200]
+    return url.partition("?")[0][:200].encode("utf-8", "replace").decode()

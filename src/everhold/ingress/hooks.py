@@ -6,6 +6,7 @@ is heard. The task that the configuration gives to the agent is the only text th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -21,6 +22,7 @@ from everhold.core.hook_template import HIDDEN_HEADERS, HookDocument, is_wanted,
 from everhold.core.people import HOOK_PLATFORM, PERSON_MEMBER, build_identity
 from everhold.engine.session_access import find_session_start
 from everhold.errors import InvalidRequest, NotFound, Transient
+from everhold.infra.deep_json import MAX_DEPTH, cut_deep_parts
 from everhold.infra.secret import SecretString
 from everhold.ingress.accept import build_dedup_key
 from everhold.platforms.hook_signatures import find_objection, find_scheme, sign_delivery
@@ -139,12 +141,11 @@ def read_document(body: bytes, headers: Mapping[str, str]) -> HookDocument:
     """Return a delivery as templates see it. A body that is not JSON is a text."""
     text = body.decode("utf-8", "replace")
     data: Any = None
-    try:
+    # also what can be read may be nested too deeply to be written again
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and cut_deep_parts(text) != text:
+        raise InvalidRequest("the body is nested too deeply", remedy="send a flat object")
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", remedy="send a flat object") from None
     shown = {name: value for name, value in headers.items() if name not in HIDDEN_HEADERS}
     return HookDocument(data, headers=shown, body=text)
 

@@ -131,17 +131,18 @@ def _change(word: str, schedule: Schedule, *, now: float) -> tuple[Schedule, str
 
 
 def parse_schedule_options(text: str) -> tuple[str, str, MissedRuns]:
-    """Return the text without the options at its end, the address after `--to`, and what `--skip-missed` says."""
+    """Return the text without the options at its end, the address after `--to`, and what `--skip-missed` says. Each
+    option counts once, because looking for more would copy a long text for each of them.
+    """
     to, missed = "", MissedRuns.LATEST
-    while True:
+    for _ in range(2):
         rest, _, last = text.rstrip().rpartition(" ")
         before, _, option = rest.rstrip().rpartition(" ")
-        if last == "--skip-missed":
+        if last == "--skip-missed" and missed is MissedRuns.LATEST:
             text, missed = rest, MissedRuns.SKIP
-        elif option == "--to":
+        elif option == "--to" and not to:
             text, to = before, last
-        else:
-            return text, to, missed
+    return text, to, missed
 
 
 async def _list_own_schedules(gates: Gates, body: Heard) -> list[tuple[StateRecord, Schedule]]:
