@@ -22,6 +22,7 @@ from everhold.admin.memory import MemoryAdmin
 from everhold.admin.monitoring import GatewayMonitor, ProcessState
 from everhold.admin.session_overview import SessionOverview
 from everhold.admin.sessions import SessionAdmin
+from everhold.admin.trace_export import TraceExport
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
@@ -44,7 +45,7 @@ from everhold.engine import model_waits
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
-from everhold.errors import Refused, StoreError, StoreFull
+from everhold.errors import InvalidRequest, Refused, StoreError, StoreFull
 from everhold.infra.backup_files import choose_directory, list_backups, list_set_aside
 from everhold.infra.child_process import ChildProcesses
 from everhold.infra.disk_guard import DiskGuard, DiskReserve
@@ -52,6 +53,7 @@ from everhold.infra.home import Home, add_missing_lines, ensure_home_id, require
 from everhold.infra.home_lock import HomeLock, hold_machine_locks
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
 from everhold.ingress.accept import MessageAcceptor
+from everhold.ingress.account_leadership import AccountLeadership
 from everhold.ingress.admission import AdmissionControl
 from everhold.ingress.chat_records import ChatAliases
 from everhold.ingress.held_messages import HeldMessages
@@ -63,11 +65,13 @@ from everhold.memories.builtin import BuiltinMemory, MemoryIndex, provider as bu
 from everhold.platforms import agent as between
 from everhold.platforms.pull import PullPlatform
 from everhold.ports.clock import Clock
-from everhold.ports.hosts import CommitHint, HostStatus
+from everhold.ports.hosts import CommitHint, HostStatus, make_account_name
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
 from everhold.ports.plugin import SupportsPackageCheck
 from everhold.ports.store_files import OpenStore
 from everhold.telemetry.logs import StructuredLogger
+from everhold.telemetry.traces.otlp import OtlpExporter, read_trace_settings
+from everhold.telemetry.traces.spans import ModelDescription
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
 from everhold.tools.memory import build_memory_tools
@@ -91,6 +95,9 @@ SHARED_RECORDS_SECONDS: Final = 2.0
 """How often a host looks for what others were told. Messages are decided by what is true when they are committed."""
 SKILL_POLL_SECONDS: Final = 5.0
 """How often the folders of skills are read again."""
+TRACES_WORK: Final = make_account_name("work", "traces")
+TRACES_CLAIM_SECONDS: Final = 5.0
+"""How often a host asks for the export of traces that another one holds."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
 """How often the search index catches up. A search does not wait for this, because it catches up itself first."""
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -433,6 +440,46 @@ class GatewayApp:
             describe=self._describe_process,
         )
         self.session_admin.on_audit = self.monitor.record_audit
+        self.trace_problem: ConfigProblem | None = None
+        """Why traces are not exported although a collector is configured."""
+        self.traces = self._build_trace_export()
+
+    def _build_trace_export(self) -> TraceExport | None:
+        """Return the export of traces, if a collector is configured. The SDK is imported only then."""
+        try:
+            trace_settings = read_trace_settings(self.environ)
+            exporter = None if trace_settings is None else OtlpExporter(__version__)
+        except InvalidRequest as error:
+            self.trace_problem = ConfigProblem(str(error), error.remedy, path=("traces",), fatal=False)
+            self.log.warning("traces.off", error=error, remedy=error.remedy)
+            return None
+        if trace_settings is None or exporter is None:
+            return None
+        return TraceExport(
+            self.store,
+            exporter=exporter,
+            settings=trace_settings,
+            describe_model=self._describe_model,
+            clock=self.clock,
+            log=self.log,
+            metrics=self.gates.metrics,
+        )
+
+    def _describe_model(self, name: str) -> ModelDescription:
+        model = self.agents.settings.models.get(name)
+        return ModelDescription() if model is None else ModelDescription(provider=model.provider, name=model.name)
+
+    async def _keep_exporting_traces(self) -> None:
+        """Export traces, on one host at a time."""
+        traces = self.traces
+        if traces is None or self.role != "gateway":
+            return None
+        if self.store.is_exclusive:
+            return await traces.run()
+        leadership = AccountLeadership(self.store, owner=self.gates.owner, clock=self.clock, log=self.log)
+        while True:
+            await leadership.listen_while_held(TRACES_WORK, lambda _: traces.run())
+            await asyncio.sleep(TRACES_CLAIM_SECONDS)
 
     async def _wipe_derived_files(self) -> None:
         await self.index.wipe_erased(self.store)
@@ -536,6 +583,7 @@ class GatewayApp:
             ("held", self._keep_taking_over),
             ("shared_records", self._keep_shared_records),
             ("loop_lag", self.monitor.keep_probing_loop),
+            ("traces", self._keep_exporting_traces),
         ):
             self.tasks.append(asyncio.create_task(self.keep_running(name, work), name=name))
         self.accounts.apply_settings(self.agents.settings)
@@ -652,6 +700,8 @@ class GatewayApp:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
+        if self.traces is not None:
+            await self.traces.close()
         await self.monitor.close()
         await self.admission.close_sends()
         await self.quotas.close()
@@ -744,7 +794,7 @@ class GatewayApp:
             today=self.agents.get_today(),
             is_draining=self.hosts.is_draining,
             is_ready=not self._explain_not_accepting(),
-            trace_behind_seconds=0.0,
+            trace_behind_seconds=0.0 if self.traces is None else self.traces.get_seconds_behind(),
         )
 
     async def _describe_hosts(self) -> dict[str, Any]:
@@ -786,6 +836,7 @@ class GatewayApp:
             *(_build_alias_problem(*problem) for problem in self.peers.alias_problems),
             *self.accounts.list_problems(),
             *self._list_backup_problems(),
+            *((self.trace_problem,) if self.trace_problem is not None else ()),
         )
 
     def _list_backup_problems(self) -> list[ConfigProblem]:

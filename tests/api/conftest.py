@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class ApiGateway:
         self.home = Home(path / "home").create()
         self.model = model
         self.log = io.StringIO()
+        self.environ: Mapping[str, str] = {}
         self.configure(configuration(model.openai))
         self.home.env.write_text(SECRETS)
         self.home.env.chmod(0o600)
@@ -78,7 +79,8 @@ class ApiGateway:
 
     async def start(self) -> ApiGateway:
         log = open_log(clock=SystemClock(), home=self.home.path, stream=self.log)
-        self.app = GatewayApp(self.home, load_home_settings(self.home, environ={}), log=log, environ={})
+        settings = load_home_settings(self.home, environ=self.environ)
+        self.app = GatewayApp(self.home, settings, log=log, environ=self.environ)
         await self.app.start()
         url = await self.app.serve(port=self.port)
         self.port = int(url.rpartition(":")[2])

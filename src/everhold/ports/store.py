@@ -282,6 +282,7 @@ class StateNamespace(StrEnum):
     STORE_KEY = "store_key"
     API_ANSWER = "api_answer"
     BACKFILL_RATE = "backfill_rate"
+    TRACE_EXPORT = "trace_export"
 
 
 SHARED_NAMESPACES: Final = frozenset(

@@ -154,6 +154,13 @@ UPDATES_UNPARSED_TOTAL: Final = _counter(
     "updates_unparsed_total", "Updates that no adapter could parse, by whether their sender is known.", "sender"
 )
 
+TRACE_SPANS_TOTAL: Final = _counter(
+    "trace_spans_total", "Spans that were sent to the collector, by what became of them.", "outcome"
+)
+TRACE_EXPORTS_FAILED_TOTAL: Final = _counter(
+    "trace_exports_failed_total", "Exports that the collector did not take. They are sent again."
+)
+
 # -- this process ------------------------------------------------------------------------------------------------------
 
 PLATFORM_CONNECTED: Final = _gauge("platform_connected", "Whether an account is connected.", "platform", "account")
