@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from everhold.core import facts
@@ -203,3 +204,37 @@ def test_a_fact_cannot_forge_the_end_of_the_fence() -> None:
     assert sum("0123" in line for line in block) == 2
     assert all(line.startswith(("[", "| ")) for line in block[2:-1])
     assert facts.quote_facts([], "0123") == ""
+
+
+def test_a_fact_that_says_otherwise_replaces_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = [
+        entry(note("Lives in Berlin.", fact="a"), 1, at=10.0),
+        entry(note("Likes tea.", fact="c"), 2, at=15.0),
+        entry(note("The user moved to Oslo.", fact="b"), 3, at=20.0),
+    ]
+    old, tea, new = build_fact_versions(notes, agent="main", people=PeopleDirectory())
+    assert (old.valid_until, old.replaced, old.replaced_by) == (20.0, True, "s:3")
+    assert tea.is_valid
+    assert new.is_valid
+    monkeypatch.setattr(facts, "find_replacement", lambda older, newer: False)
+    assert all(it.is_valid for it in build_fact_versions(notes, agent="main", people=PeopleDirectory()))
+
+
+def test_a_fact_does_not_replace_what_its_audience_cannot_see() -> None:
+    notes = [
+        entry(note("Lives in Berlin.", fact="a"), 1),
+        entry(note("Lives in Oslo.", fact="b", audience=GROUP), 2),
+    ]
+    assert all(it.is_valid for it in build_fact_versions(notes, agent="main", people=PeopleDirectory()))
+
+
+def test_a_fact_does_not_replace_the_fact_of_somebody_else() -> None:
+    bobs = Noted(text="Lives in Oslo.", fact="b", tags=("user",), stamp=Stamp(person="bob", audience=GROUP))
+    notes = [entry(note("Lives in Berlin.", fact="a", audience=GROUP), 1), entry(bobs, 2)]
+    assert all(it.is_valid for it in build_fact_versions(notes, agent="main", people=PeopleDirectory()))
+
+
+def test_a_removed_fact_was_replaced_by_nothing() -> None:
+    notes = [entry(note("likes tea", fact="a"), 1), entry(note("", fact="a", action="remove"), 2)]
+    (gone,) = build_fact_versions(notes, agent="main", people=PeopleDirectory())
+    assert (gone.valid_until, gone.replaced, gone.replaced_by) == (2.0, False, "")

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from everhold.core import recall
-from everhold.core.recall import RecalledItem, RecallTrace, make_delimiter, merge_results, quote_items, select_relevant
-from everhold.core.tokens import weigh_text
+from everhold.core.recall import (
+    RecalledItem,
+    RecallTrace,
+    make_delimiter,
+    merge_results,
+    quote_items,
+    select_relevant,
+    trace_item,
+)
+from everhold.core.tokens import BYTES_PER_TOKEN, weigh_text
 from everhold.ports.memory import MemoryHit
 
 
@@ -121,6 +129,15 @@ def test_an_empty_recall_gives_no_block() -> None:
 def test_recalled_text_is_shown_with_author_time_and_source() -> None:
     item = RecalledItem(provider="builtin", hit=MemoryHit(text="hi", person="ada", at=86_400.0, session="s1", seq=3))
     assert "[1970-01-02 00:00, ada]\n| hi" in quote_items([item], "0f0f")
+
+
+def test_outdated_text_is_marked_with_the_date_and_the_mark_counts() -> None:
+    hit = MemoryHit(text="hi", person="ada", at=86_400.0, session="s1", seq=3, until=20 * 86_400.0, replaced_by="s2:4")
+    item = RecalledItem(provider="builtin", hit=hit)
+    block = quote_items([item], "0" * 16)
+    assert "[1970-01-02 00:00, ada, outdated since 1970-01-21]\n| hi" in block
+    assert merge_results({"builtin": [hit]}, budget=1_700).tokens == -(-len(block) // BYTES_PER_TOKEN)
+    assert (trace_item(item).until, trace_item(item).replaced_by) == (hit.until, "s2:4")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ def test_an_earlier_plain_text_and_record_are_read() -> None:
             kind=st.sampled_from(["", "reply", "note"]),
             origin=st.sampled_from(["", "tool:web"]),
             why_not=st.sampled_from(["", "budget"]),
+            until=st.sampled_from([0.0, 7.5]),
+            replaced_by=st.sampled_from(["", "s:3"]),
         ),
         max_size=20,
     ),

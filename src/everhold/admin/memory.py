@@ -147,7 +147,7 @@ class MemoryAdmin(PersonForgetter):
         for kind in ("facts", "shown", "left_out", "shadow"):
             for one in plain.get(kind, ()):
                 one.setdefault("text", words.get((one.get("session", ""), one.get("seq", 0)), ""))
-        plain["unavailable"] = plain.pop("silent", [])
+        plain.setdefault("unavailable", [])
         return {"session": session.id, "op": entry.op, "at": entry.seq, **plain}
 
     async def compare_memories(self, agent: str, *, person: str = "", limit: int = 50) -> dict[str, Any]:
@@ -486,6 +486,7 @@ def render_fact(fact: Fact) -> dict[str, Any]:
         "seq": fact.seq,
         "at": fact.at,
         "until": fact.valid_until,
+        "replaced_by": fact.replaced_by,
     }
 
 

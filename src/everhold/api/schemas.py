@@ -281,10 +281,14 @@ class MemoryHitView(Struct):
     person: str = ""
     at: float = 0.0
     origin: str = ""
+    until: float = 0.0
+    replaced_by: str = ""
 
 
 class FactView(Struct):
-    """A fact. `until` is the time when it was replaced or removed."""
+    """A fact. `at` is since when it holds, `until` when it was replaced or removed, and `replaced_by` the note that
+    replaced it, as `session:seq`.
+    """
 
     id: str
     text: str
@@ -294,6 +298,7 @@ class FactView(Struct):
     seq: int
     at: float
     until: float | None = None
+    replaced_by: str = ""
 
 
 class MemorySearchResponse(Struct):
@@ -307,7 +312,9 @@ class MemorySearchResponse(Struct):
 
 
 class TraceView(Struct):
-    """A fact or hit that was recalled or left out, and where it came from. `why_not` says why it was left out."""
+    """A fact or hit that was recalled or left out, and where it came from. `why_not` says why it was left out, `until`
+    since when it no longer holds, and `replaced_by` the later entry that says something else.
+    """
 
     provider: str
     text: str
@@ -317,6 +324,8 @@ class TraceView(Struct):
     at: float = 0.0
     origin: str = ""
     why_not: str = ""
+    until: float = 0.0
+    replaced_by: str = ""
 
 
 class ExplanationView(Struct):

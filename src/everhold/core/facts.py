@@ -19,6 +19,7 @@ from everhold.core.people import PERSON_MEMBER, PeopleDirectory, PresentAudience
 from everhold.core.provenance import build_piece_origin, is_foreign
 from everhold.core.recall import RecallRecord, format_time, neutralize_text
 from everhold.core.roles import TOOL_ROLES, ToolAccess
+from everhold.core.statements import TopicStatement, find_replacement, read_statements
 from everhold.ports.tool import ToolContext
 
 FactTarget: TypeAlias = Literal["user", "memory"]
@@ -51,6 +52,8 @@ class Fact(Struct, frozen=True, kw_only=True):
     valid_until: float | None = None
     replaced: bool = False
     """Another text replaced it; otherwise it was removed."""
+    replaced_by: str = ""
+    """The note that did so, as `session:seq`."""
 
     @property
     def is_valid(self) -> bool:
@@ -71,7 +74,8 @@ def build_fact_versions(notes: Iterable[Entry], *, agent: str, people: PeopleDir
     """Return every version of every fact, in the order of the notes. `notes` are in commit order and from one agent.
 
     A note can replace or remove only a fact that its audience may see. A fact with the same text, target and audience
-    as an existing one is that existing fact.
+    as an existing one is that existing fact. One that says otherwise about the same topic, by its wording, replaces the
+    earlier facts of the same maker that its audience may see.
     """
     facts: list[Fact] = []
     for entry in notes:
@@ -88,10 +92,42 @@ def build_fact_versions(notes: Iterable[Entry], *, agent: str, people: PeopleDir
         if note.action != "remove" and any(is_same_fact(facts[number], new, people) for number in old):
             continue
         for number in old:
-            facts[number] = structs.replace(facts[number], valid_until=entry.at, replaced=note.action != "remove")
+            facts[number] = _end_fact(facts[number], entry, removed=note.action == "remove")
         if note.action != "remove" and not any(is_same_fact(fact, new, people) for fact in facts if fact.is_valid):
+            for number in list_contradicted(facts, new, present, people):
+                facts[number] = _end_fact(facts[number], entry)
             facts.append(new)
     return facts
+
+
+def _end_fact(fact: Fact, entry: Entry, *, removed: bool = False) -> Fact:
+    return structs.replace(
+        fact,
+        valid_until=entry.at,
+        replaced=not removed,
+        replaced_by="" if removed else f"{entry.session}:{entry.seq}",
+    )
+
+
+def list_contradicted(facts: Sequence[Fact], new: Fact, present: PresentAudience, people: PeopleDirectory) -> list[int]:
+    """Return which valid facts of the same maker no longer hold by the wording of a new one."""
+    stated = _read_fact(new)
+    if not stated:
+        return []
+    maker = find_maker(new.author, new.stamp).removeprefix(PERSON_MEMBER)
+    return [
+        number
+        for number, fact in enumerate(facts)
+        if fact.is_valid
+        and fact.target == new.target
+        and is_visible_to(fact, present)
+        and people.belongs_to(find_maker(fact.author, fact.stamp).removeprefix(PERSON_MEMBER), maker, at=fact.at)
+        and find_replacement(_read_fact(fact), stated)
+    ]
+
+
+def _read_fact(fact: Fact) -> tuple[TopicStatement, ...]:
+    return read_statements(fact.text, subjects=(fact.stamp.person,))
 
 
 def _build_fact(entry: Entry, note: Noted, agent: str) -> Fact:

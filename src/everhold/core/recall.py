@@ -92,6 +92,10 @@ class RecallTrace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The beginning of the text; only for an item without an entry in the log."""
     why_not: str = ""
     """Why it was left out; empty if it was shown."""
+    until: float = 0.0
+    """Since when it no longer holds; 0 if it holds, or if that is unknown."""
+    replaced_by: str = ""
+    """The later entry that says something else, as `session:seq`."""
 
 
 class MemoryAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +145,8 @@ def trace_item(item: RecalledItem, why_not: str = "") -> RecallTrace:
         kind=found.kind if found.kind in ("reply", "note") else "",
         text="" if placed else found.text[:EXCERPT_CHARS],
         why_not=why_not,
+        until=found.until,
+        replaced_by=found.replaced_by,
     )
 
 
@@ -260,6 +266,8 @@ def _render_item(item: RecalledItem, delimiter: str, *, begins_group: bool) -> s
     parts += [_name_source(found)]
     if origin := item.origin or found.origin:
         parts.append(describe_origin(origin))
+    if found.until:
+        parts.append(f"outdated since {format_time(found.until)[:10]}")
     head = neutralize_text(", ".join(part for part in parts if part), delimiter).replace("\n", " ")
     text = neutralize_text(found.text, delimiter).replace("\n", "\n| ")
     return f"[{head}]\n| {text}"
@@ -386,6 +394,8 @@ def _describe_origin(one: RecallTrace) -> str:
         parts.append(f"entry {one.seq} of {one.session}")
     if one.origin:
         parts.append(f"from {one.origin}")
+    if one.until:
+        parts.append(f"outdated since {format_time(one.until)}")
     return ", ".join(part for part in parts if part)
 
 

@@ -21,6 +21,8 @@ PACKED: Final = b"\x01"
 MIN_REFERENCE_CHARS: Final = 12
 """A shorter text is stored as it is, because a reference would take as much room."""
 
+_NO_REST: Final[Sequence[str | float]] = ("", "", "", "")
+
 Place = tuple[str, int]
 
 
@@ -51,8 +53,10 @@ class _PackedTraces(Struct, frozen=True, array_like=True):
     people: list[str]
     rows: list[tuple[int, int, int, int, float, float]]
     """Provider, session, seq, person, time, score."""
-    rest: dict[int, tuple[str, str, str, str]]
-    """By row: origin, kind, text and why not, where any is there."""
+    rest: dict[int, list[str | float]]
+    """By row: origin, kind, text and why not, where any is there. Of an outdated item also since when, and what
+    replaced it.
+    """
 
 
 class _PackedRecord(Struct, frozen=True, array_like=True):
@@ -143,7 +147,7 @@ def read_record(data: bytes) -> RecallRecord:
     try:
         packed = msgspec.json.decode(_unpack(data[len(PACKED) :]), type=_PackedRecord)
         traces = _unpack_traces(packed.traces)
-    except (zlib.error, IndexError) as error:
+    except (zlib.error, IndexError, ValueError) as error:
         raise msgspec.DecodeError(str(error)) from error
     facts, shown = packed.facts, packed.facts + packed.shown
     return msgspec.structs.replace(
@@ -166,18 +170,20 @@ def _pack_traces(traces: Sequence[RecallTrace]) -> _PackedTraces:
         )
         for one in traces
     ]
-    rest = {
-        row: (one.origin, one.kind, one.text, one.why_not)
-        for row, one in enumerate(traces)
-        if one.origin or one.kind or one.text or one.why_not
-    }
+    rest = {row: found for row, one in enumerate(traces) if any(found := _pack_rest(one))}
     return _PackedTraces(list(providers), list(sessions), list(people), rows, rest)
+
+
+def _pack_rest(one: RecallTrace) -> list[str | float]:
+    outdated: list[str | float] = [one.until, one.replaced_by] if one.until or one.replaced_by else []
+    return [one.origin, one.kind, one.text, one.why_not, *outdated]
 
 
 def _unpack_traces(packed: _PackedTraces) -> tuple[RecallTrace, ...]:
     traces = []
     for row, (provider, session, seq, person, at, score) in enumerate(packed.rows):
-        origin, kind, text, why_not = packed.rest.get(row, ("", "", "", ""))
+        origin, kind, text, why_not, *outdated = packed.rest.get(row, _NO_REST)
+        until, replaced_by = outdated or (0.0, "")
         traces.append(
             RecallTrace(
                 provider=packed.providers[provider],
@@ -185,11 +191,13 @@ def _unpack_traces(packed: _PackedTraces) -> tuple[RecallTrace, ...]:
                 seq=seq,
                 person=packed.people[person],
                 at=at,
-                origin=origin,
+                origin=str(origin),
                 score=score,
-                kind=kind,
-                text=text,
-                why_not=why_not,
+                kind=str(kind),
+                text=str(text),
+                why_not=str(why_not),
+                until=float(until),
+                replaced_by=str(replaced_by),
             )
         )
     return tuple(traces)

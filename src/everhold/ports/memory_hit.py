@@ -22,5 +22,9 @@ class MemoryHit(Struct, frozen=True, kw_only=True):
     """message, reply or note; empty if unknown."""
     origin: str = ""
     """The source, if no participant wrote the text: `tool:<name>`, `bot:<name>`, `file:<name>`."""
+    until: float = 0.0
+    """Since when it no longer holds; 0 if it holds, or if that is unknown."""
+    replaced_by: str = ""
+    """The later entry that says something else, as `session:seq`; empty if there is none."""
     remote_id: str = ""
     """The provider's own id, if a person or a model may need it."""

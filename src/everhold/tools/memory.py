@@ -17,6 +17,7 @@ from everhold.core.facts import (
     explain_foreign_change,
     find_note_source,
     is_visible_to,
+    list_contradicted,
     mark_note_source,
     match_facts,
     render_fact_list,
@@ -215,7 +216,9 @@ def _apply_note(facts: Sequence[Fact], note: Noted, context: ToolContext, people
         body=note,
         digest=b"",
     )
-    return [*kept, *build_fact_versions([entry], agent=context.agent, people=people)]
+    added = build_fact_versions([entry], agent=context.agent, people=people)
+    gone = {number for new in added for number in list_contradicted(kept, new, present, people)}
+    return [*(fact for number, fact in enumerate(kept) if number not in gone), *added]
 
 
 def _format_noted_reply(text: str, source: str) -> str:

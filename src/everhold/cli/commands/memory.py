@@ -194,7 +194,14 @@ def _format_location(item: dict[str, Any]) -> str:
         parts.append(f"session {item['session']}" + (f", entry {item['seq']}" if item.get("seq") else ""))
     if item.get("origin"):
         parts.append(f"from {item['origin']}")
+    if item.get("until"):
+        parts.append(f"outdated since {format_time(item['until'])}" + _format_replacement(item))
     return format_one_line(" · ".join(part for part in parts if part))
+
+
+def _format_replacement(item: dict[str, Any]) -> str:
+    session, _, seq = item.get("replaced_by", "").rpartition(":")
+    return f" by session {session}, entry {seq}" if session else ""
 
 
 async def _resend_to_memory(calls: ApiClient, args: argparse.Namespace, screen: CommandScreen) -> None:

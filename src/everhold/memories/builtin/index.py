@@ -27,6 +27,7 @@ from everhold.memories.builtin.embeddings import ChunkEmbeddings, EmbeddingsMode
 from everhold.memories.builtin.indexing import EntryWords, IndexWriter, extract_words
 from everhold.memories.builtin.rank_fusion import RankedItem, RankingWeights
 from everhold.memories.builtin.unindexed import IndexHit, scan_entries
+from everhold.memories.builtin.updates import STILL_VALID, OutdatedMark, UpdateFinder, order_by_updates
 from everhold.ports.store import Store
 
 MAX_UNINDEXED_ENTRIES: Final = 512
@@ -60,6 +61,8 @@ class IndexQuery(Struct, frozen=True, kw_only=True):
     dates: tuple[DateRange, ...] = ()
     personal: bool = False
     """The question is about the person who asks, and about nothing else."""
+    changes: bool = False
+    """The question asks what changed, at one of the dates if there are any."""
     for_turn: bool = False
     """Leave out what would only fill the context of a turn: messages that only ask, replies that only acknowledge, and
     items that have hardly anything to do with the question.
@@ -310,6 +313,7 @@ class MemoryIndex:
         letters: int | None = None,
         dates: tuple[DateRange, ...] = (),
         personal: bool = False,
+        changes: bool = False,
         for_turn: bool = False,
     ) -> list[IndexHit]:
         """Return the best items that everyone in `audience` may see, best first. None: the caller may see everything.
@@ -317,7 +321,7 @@ class MemoryIndex:
         `session` restricts the search to one session. `here` is the session of the question, and `seen` are its entries
         that the context shows anyway, so they are left out. While many entries are not indexed yet, the search scans at
         least the newest entries of `here`. `limit` and `letters` bound the result. Items from one of the `dates` rank
-        higher. `personal` and `for_turn`: as in `IndexQuery`.
+        higher. `personal`, `changes` and `for_turn`: as in `IndexQuery`.
         """
         if (audience is not None and not audience) or not text.strip():
             return []
@@ -333,6 +337,7 @@ class MemoryIndex:
             seen_seqs=seen,
             dates=dates,
             personal=personal,
+            changes=changes,
             for_turn=for_turn,
             limit=limit,
             max_chars=letters,
@@ -459,14 +464,18 @@ class MemoryIndex:
             there = ((rows.get(one.first_chunk), one) for one in some)
             new = [(row, one) for row, one in there if row is not None and row.is_live]
             found += _drop_repeated_replies(new, texts, replies) if asking.for_turn else new
-        shown = [
-            (row, one, _select_passage(row, one))
-            for row, one in _limit_by_chars(found[: asking.limit], asking.max_chars)
-        ]
+        finder = UpdateFinder(db, scopes, asking.present)
+        if asking.changes:
+            found = finder.put_changes_first(found, asking.dates, hidden=skip, texts=texts)
+        found, outdated = order_by_updates(finder, found[: asking.limit], hidden=skip, texts=texts)
+        shown = [(row, one, _select_passage(row, one)) for row, one in _limit_by_chars(found, asking.max_chars)]
         more = [id for *_, passage in shown for id in passage if id not in texts]
         if more:
             texts |= candidates.load_texts(db, more)
-        return [_build_hit(row, one.score, passage, texts) for row, one, passage in shown]
+        return [
+            _build_hit(row, one.score, passage, texts, outdated.get(row.first, STILL_VALID))
+            for row, one, passage in shown
+        ]
 
     def _rank_candidates(
         self, asking: IndexQuery, scopes: Sequence[IndexScope], skip: Sequence[int]
@@ -597,7 +606,7 @@ def _select_passage(row: IndexRow, ranked: RankedItem) -> range:
     return range(ranked.best_chunk, min(end, ranked.best_chunk + 2))
 
 
-def _build_hit(row: IndexRow, score: float, passage: range, texts: dict[int, str]) -> IndexHit:
+def _build_hit(row: IndexRow, score: float, passage: range, texts: dict[int, str], outdated: OutdatedMark) -> IndexHit:
     text = "".join(texts[id] for id in passage)
     if passage.start > row.first:
         text = f"… {text}"
@@ -617,6 +626,8 @@ def _build_hit(row: IndexRow, score: float, passage: range, texts: dict[int, str
         origin=row.origin,
         at=row.at,
         size=row.size,
+        until=outdated.until,
+        replaced_by=outdated.by,
     )
 
 

@@ -12,7 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, OperationsUndone, Said, Stamp, Took
+from everhold.core.people import PERSON_MEMBER
 from everhold.core.provenance import build_piece_origin, is_foreign
+from everhold.core.statements import read_statements
 from everhold.memories.builtin.languages import is_first_person
 from everhold.memories.builtin.rank_fusion import DAY_SECONDS
 from everhold.memories.builtin.schema import SCOPE_BITS, read_meta, write_meta
@@ -29,6 +31,8 @@ SHORT_PREVIOUS_CHARS: Final = 300
 """A short message after a short message is read together with it. With a long message that would harm the results."""
 MAX_ITEMS_PER_ENTRY: Final = 16
 """An entry's own words and the texts that it forwards, quotes or embeds."""
+MAX_STATEMENT_CHARS: Final = 2_000
+"""The beginning of a text in which statements are looked for."""
 MAX_CACHED_NAMES: Final = 2_000
 """How many sessions, scopes, authors and names together are cached."""
 
@@ -283,10 +287,36 @@ class IndexWriter:
             taken.new_chunks[id] = ChunkText(id, text, context)
         if part:
             return
+        if not words.origin and (human or isinstance(entry.body, Noted)):
+            self._add_statements(entry, words, scope, first)
         short = words.text if len(words.text) < SHORT_PREVIOUS_CHARS else ""
         self._last[entry.session] = LastItem(entry.seq, number, scope, len(words.text), first, short)
         if human:
             self._add_names(scope, words.author, words.name, _get_own_name(words.stamp.person))
+
+    def _add_statements(self, entry: Entry, words: EntryWords, scope: int, first: int) -> None:
+        """Record what somebody says of themselves, or what is noted of them, and since when it is known."""
+        found = read_statements(words.text[:MAX_STATEMENT_CHARS], subjects=(words.stamp.person,))
+        if not found:
+            return
+        author = words.author if words.author.startswith(PERSON_MEMBER) else f"{PERSON_MEMBER}{words.stamp.person}"
+        at = self._find_time(entry)
+        for one in found:
+            self.db.execute(
+                "insert or replace into statements values (?, ?, ?, ?, ?, ?, ?, ?)",
+                (scope, one.topic, author, first, at, one.value, one.negated, one.weak),
+            )
+
+    def _find_time(self, entry: Entry) -> float:
+        """Return when the words of an entry were said: a note that quotes a message is not newer than the message."""
+        cites = entry.body.cites if isinstance(entry.body, Noted) else ()
+        if not cites:
+            return entry.at
+        times = self.db.execute(
+            "select max(at) from items where session = ? and seq in (select value from json_each(?))",
+            (entry.session, msgspec.json.encode(cites).decode()),
+        ).get
+        return entry.at if times is None else float(times)
 
     def _add_names(self, scope: int, author: str, *names: str) -> None:
         key = (scope, author, names[0], names[-1])
@@ -337,6 +367,7 @@ class IndexWriter:
                 taken.touched_chunks.add(id)
             self.db.execute("delete from items where pos = ?", (pos,))
             self.db.execute("delete from places where first = ?", (first,))
+            self.db.execute("delete from statements where first = ?", (first,))
             self.db.execute("update scopes set items = items - 1 where id = ?", (scope,))
             taken.removed_authors.add((scope, author))
         if found:

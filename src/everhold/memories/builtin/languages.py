@@ -56,11 +56,25 @@ _DENSE_QUESTION_PARTS: Final = sorted(
     reverse=True,
 )
 
+_CHANGE_WORDS: Final = """change changed changes changing different new news update updates updated geändert ändert verändert
+änderung änderungen neues neu anders cambiado cambió cambios cambio nuevo nueva changé change changements changement neuf
+nouveau mudou mudado mudanças mudança novo nova novidades cambiato cambiamenti nuovo изменилось изменения изменений
+поменялось нового новое बदला बदल गया बदलाव नया تغير تغيّر تغيرت التغييرات جديد الجديد s"""
+_DENSE_CHANGE_PARTS: Final = sorted(
+    """什么 什麼 发生 發生 了 变化 變化 改变 改變 变 變 有 哪些 新 的 我 最近 何 が 変わった 変わりました 変わり 変化 は か の 私
+    まし 무엇이 뭐가 바뀌었 변했 달라졌 나요 어요 니 습니까 변화 내 제 것""".split(),
+    key=len,
+    reverse=True,
+)
+
 FIRST_PERSON: Final = frozenset(split_words(_FIRST_PERSON))
+CHANGE_WORDS: Final = frozenset(split_words(_CHANGE_WORDS))
 ENGLISH_GENERIC: Final = frozenset("know remember tell like want need love hate prefer think describe myself".split())
 """What a question about oneself asks for, beside stop words."""
+_DENSE_CHANGES: Final = ("变", "變", "新", "変", "바뀌", "변", "달라")
 WISHES: Final = frozenset("like want need love hate prefer".split())
 FUNCTION_WORDS: Final = {language: frozenset(split_words(words)) for language, words in _FUNCTION_WORDS.items()}
+_ALL_FUNCTION_WORDS: Final = STOP_WORDS.union(FIRST_PERSON, *FUNCTION_WORDS.values())
 MIN_FUNCTION_WORDS: Final = 2
 """So many function words of a language show that a question is in it."""
 
@@ -87,6 +101,18 @@ def is_first_person(text: str) -> bool:
     )
 
 
+def is_about_changes(text: str) -> bool:
+    """Whether a question asks what changed, and names no topic: "What has changed since then?"."""
+    words = split_words(text)
+    if any(word in CHANGE_WORDS and len(word) > 1 for word in words):
+        return all(word in CHANGE_WORDS or word in _ALL_FUNCTION_WORDS for word in words)
+    return (
+        not text.isascii()
+        and any(part in text for part in _DENSE_CHANGES)
+        and _is_empty_without(text, _DENSE_CHANGE_PARTS)
+    )
+
+
 def is_about_oneself(text: str) -> bool:
     """Whether a question asks for nothing else than the person who asks: "What do you know about me?"."""
     if not is_first_person(text):
@@ -97,6 +123,10 @@ def is_about_oneself(text: str) -> bool:
         return True
     if text.isascii():
         return False
-    for part in _DENSE_QUESTION_PARTS:
+    return _is_empty_without(text, _DENSE_QUESTION_PARTS)
+
+
+def _is_empty_without(text: str, parts: Sequence[str]) -> bool:
+    for part in parts:
         text = text.replace(part, " ")
     return not any(map(str.isalnum, text))

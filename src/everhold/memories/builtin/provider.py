@@ -11,7 +11,7 @@ from typing import Final
 from everhold.core.exchange import build_note_key
 from everhold.memories.builtin.dates import read_question
 from everhold.memories.builtin.index import MemoryIndex
-from everhold.memories.builtin.languages import is_about_oneself
+from everhold.memories.builtin.languages import is_about_changes, is_about_oneself
 from everhold.memories.builtin.tokenizing import has_content_words
 from everhold.memories.builtin.unindexed import IndexHit
 from everhold.ports.memory import (
@@ -69,6 +69,7 @@ class BuiltinMemory:
             seen=query.seen,
             dates=question.ranges,
             personal=personal,
+            changes=is_about_changes(question.topic),
             for_turn=True,
             limit=query.limit,
             letters=query.tokens * CHARS_PER_TOKEN if query.tokens else None,
@@ -135,4 +136,6 @@ def to_memory_hit(hit: IndexHit) -> MemoryHit:
         author=hit.author,
         kind=KINDS.get(hit.kind, ""),
         origin=hit.origin,
+        until=hit.until,
+        replaced_by=hit.replaced_by,
     )

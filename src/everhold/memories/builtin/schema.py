@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "7"
+VERSION: Final = "8"
 """Raised whenever the derived content changes. A file of another version is rebuilt."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
@@ -57,6 +57,11 @@ insert into words (words, rank) values ('hashsize', {HASH_BYTES});
 create table vectors (chunk integer primary key, vector blob not null, pieces blob not null);
 create table deep (chunk integer primary key, vector blob not null);
 create table shallow (chunk integer primary key);
+create table statements (
+    scope integer, topic text, author text, first integer, at real not null, value text not null,
+    negated integer not null, weak integer not null, primary key (scope, topic, author, first)
+) without rowid;
+create index statements_first on statements (first);
 """
 
 

@@ -34,6 +34,10 @@ class IndexHit(Struct, frozen=True, kw_only=True):
     at: float
     size: int
     """Characters of the whole item; `text` is a passage of it if the item is longer."""
+    until: float = 0.0
+    """When its author said something else about it; 0 if it still holds, as far as the wording shows."""
+    replaced_by: str = ""
+    """Where they said so: `session:seq`."""
 
 
 def scan_entries(
