@@ -26,7 +26,7 @@ from everhold.admin.trace_export import TraceExport
 from everhold.api.log_tail import LogTail
 from everhold.assembly.accounts import PlatformAccounts, find_locks_directory
 from everhold.assembly.agents import ConfiguredAgents, ToolCollection
-from everhold.assembly.builtin_toolbox import SKILL, BuiltinToolbox
+from everhold.assembly.builtin_toolbox import FETCH_AGENT, SKILL, BuiltinToolbox
 from everhold.assembly.host_membership import HostMembership
 from everhold.assembly.machine_needs import list_missing_programs
 from everhold.assembly.memory_providers import MemoryProviders
@@ -49,9 +49,11 @@ from everhold.errors import InvalidRequest, Refused, StoreError, StoreFull
 from everhold.infra.backup_files import choose_directory, list_backups, list_set_aside
 from everhold.infra.child_process import ChildProcesses
 from everhold.infra.disk_guard import DiskGuard, DiskReserve
+from everhold.infra.fetch import UrlFetcher
 from everhold.infra.home import Home, add_missing_lines, ensure_home_id, require_store
 from everhold.infra.home_lock import HomeLock, hold_machine_locks
 from everhold.infra.plugins import MEMORY_PLUGINS, MODEL_PLUGINS, PLATFORM_PLUGINS, TOOL_PLUGINS
+from everhold.infra.uploads import MAX_FILE_BYTES, UploadFolder
 from everhold.ingress.accept import MessageAcceptor
 from everhold.ingress.account_leadership import AccountLeadership
 from everhold.ingress.admission import AdmissionControl
@@ -489,6 +491,7 @@ class GatewayApp:
         """Prepare the servers for operators and clients, and the tail with which they follow a session."""
         self.tail = LogTail(self.store.notifier)
         self.store.notifier.subscribe(self._on_commit)
+        self.uploads = UploadFolder(self.home.path / "uploads", now=self.clock.now, random_bytes=self.chance.bytes)
         self.text_watchers += [self.tail.on_reply_text]
         self._last_increment = self.clock.monotonic()
         self.role = "gateway"
@@ -623,6 +626,8 @@ class GatewayApp:
             local_person=get_local_user(),
             agents=self.agents,
             tail=self.tail,
+            uploads=self.uploads,
+            fetch=UrlFetcher(most_bytes=MAX_FILE_BYTES, agent=FETCH_AGENT),
             log=self.log,
             load_fresh_settings=self.watcher.get_fresh_settings,
             get_trouble=self._explain_not_accepting,
@@ -1089,6 +1094,7 @@ class GatewayApp:
         """Delete the names of strangers who were not admitted."""
         while True:
             await self.admission.pairing.tidy_requests()
+            await asyncio.to_thread(self.uploads.tidy)
             await asyncio.sleep(PAIRING_TIDY_SECONDS)
 
     def _on_commit(self, hint: CommitHint) -> None:

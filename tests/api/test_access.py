@@ -58,7 +58,7 @@ ROLE_TOKENS = {
     CallerRole.ANYBODY: "",
 }
 MEMBER_ROUTES = """
-    POST /api/messages, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
+    POST /api/messages, POST /api/files, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
     GET /api/sessions/{id}/entries, GET /api/sessions/{id}/context, GET /api/sessions/{id}/addresses,
     POST /api/sessions/{id}/undo, POST /api/sessions/{id}/stop, POST /api/sessions/{id}/compress, POST /api/notes,
     GET /api/sessions/{id}/pins, POST /api/sessions/{id}/pin, POST /api/sessions/{id}/unpin,
@@ -70,7 +70,7 @@ MEMBER_ROUTES = """
     POST /api/sessions/{id}/archive, POST /mcp
 """
 SERVICE_ROUTES = """
-    POST /api/messages, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
+    POST /api/messages, POST /api/files, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},
     GET /api/sessions/{id}/entries, POST /api/sessions/{id}/undo, POST /api/sessions/{id}/stop, POST /api/notes,
     GET /api/memory/search, POST /v1/chat/completions, POST /v1/responses, GET /v1/models, GET /v1/models/{id},
     GET /openapi.json, GET /api/me/export, POST /api/me/forget, POST /mcp

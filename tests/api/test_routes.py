@@ -26,6 +26,7 @@ from everhold.api import (
     openai_responses,
     overview,
     people,
+    request_files,
 )
 from everhold.api.reference import build_route_table
 
@@ -43,6 +44,7 @@ HANDLER_MODULES = (
     openai_responses,
     overview,
     people,
+    request_files,
 )
 CALLED_BY_ANOTHER_HANDLER = {"list_active_sessions"}
 WITHOUT_ROUTE = {

@@ -18,6 +18,7 @@ import pytest
 from everhold.api.openai_responses import ResponseRequest, _parse_request
 from everhold.api.reply_wait import ReplyText
 from everhold.api.streaming import ReplyWriter
+from everhold.config import Settings
 from everhold.core.schedule import MissedRuns
 from everhold.engine.commands.schedule import parse_schedule_options
 from everhold.hermes.reader.agent_log import CompressionLogLine, summarize_compressions
@@ -184,7 +185,7 @@ def test_a_reply_in_many_pieces_is_copied_once() -> None:
     assert write_long_reply(1_000) <= 1_000
 
 
-def test_many_tool_calls_of_one_message_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_tool_calls_of_one_message_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of a megabyte has room for twenty thousand of them."""
     copied, replace = 0, msgspec.structs.replace
 
@@ -196,8 +197,9 @@ def test_many_tool_calls_of_one_message_are_copied_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(msgspec.structs, "replace", count_copies)
     made = [{"type": "function_call", "call_id": f"c{number}", "name": "x"} for number in range(500)]
     items = [*made, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *made[:3]]
-    call: Any = SimpleNamespace(resolve_agent=lambda name: name)
-    asked = _parse_request(call, ResponseRequest(model="main", input=items))
+    agents = SimpleNamespace(settings=Settings())
+    call: Any = SimpleNamespace(resolve_agent=lambda name: name, context=SimpleNamespace(agents=agents))
+    asked = await _parse_request(call, ResponseRequest(model="main", input=items))
     assert [(message.role, len(message.calls)) for message in asked.messages] == [
         ("assistant", 500), ("user", 0), ("assistant", 3),
     ]  # fmt: skip

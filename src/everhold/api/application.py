@@ -39,7 +39,7 @@ def build_application(context: ApiContext) -> GuardMiddleware:
         local=context.local_person,
         logins=context.logins,
         is_public=dispatcher.is_public,
-        find_public_bytes=dispatcher.find_public_bytes,
+        find_body_bytes=dispatcher.find_body_bytes,
     )
     metrics.guard = guard
     context.confirm_caller = guard.confirm_caller
@@ -90,14 +90,14 @@ class RouteDispatcher:
             if route.least is CallerRole.ANYBODY
         )
 
-    def find_public_bytes(self, method: str, path: str) -> int:
-        """Return how large a body may be that comes without a credential; 0: as usual."""
+    def find_body_bytes(self, method: str, path: str) -> int:
+        """Return how large a body may be by its route; 0: as usual."""
         scope: Scope = {"type": "http", "method": method, "path": path}
         return next(
             (
-                it.public_bytes
+                it.body_bytes
                 for matcher, it in self._routes
-                if it.public_bytes and matcher.matches(scope)[0] is Match.FULL
+                if it.body_bytes and matcher.matches(scope)[0] is Match.FULL
             ),
             0,
         )

@@ -25,6 +25,7 @@ from everhold.core.roles import PersonRole
 from everhold.engine import session_access
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
+from everhold.infra.uploads import UploadFolder
 from everhold.ingress.hooks import HookReceiver
 from everhold.ingress.pairing import PairingRegistry
 from everhold.ingress.people import PeopleRegistry
@@ -32,6 +33,7 @@ from everhold.ingress.schedules import ScheduleRunner
 from everhold.platforms import http
 from everhold.ports.log import EventLogger
 from everhold.ports.platform import IncomingMessage
+from everhold.ports.plugin import FetchUrl
 from everhold.ports.store import Session, Store
 from everhold.telemetry.metrics import MetricDefinition, MetricValue
 
@@ -104,6 +106,9 @@ class ApiContext:
     """The user who runs this process: the sender of requests through `api.sock` and with the operator token."""
     agents: ConfiguredAgents
     tail: LogTail
+    uploads: UploadFolder
+    fetch: FetchUrl
+    """Fetches a file that a request names by its address."""
     log: EventLogger
     load_fresh_settings: Callable[[], Awaitable[Settings]]
     """Returns the settings, including an edit made before this call."""

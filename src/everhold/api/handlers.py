@@ -14,6 +14,7 @@ from everhold.api.errors import JSON_MEDIA_TYPE, ApiError, build_json_response, 
 from everhold.api.inspection import OWN_SETUP_KINDS
 from everhold.api.openai_shared import find_payer_role
 from everhold.api.request import ApiCall
+from everhold.api.request_files import RequestFiles
 from everhold.core.consumers import TURN
 from everhold.core.entries import ChatLocation, Heard
 from everhold.core.people import PERSON_MEMBER
@@ -32,7 +33,14 @@ OUTAGE_TEXT = "The model cannot be asked now. The operator has to act."
 async def accept_message(call: ApiCall) -> Response:
     """Commit a message. The response is sent after the commit."""
     given = call.decode_body(schemas.MessageRequest)
-    incoming = msgspec.structs.replace(_make_incoming_message(call, given), by_operator=call.caller.operator)
+    files = RequestFiles(call.context.agents.settings.quotas.files.per_message)
+    attached = tuple([await files.add_upload(call, id) for id in given.files])
+    incoming = msgspec.structs.replace(
+        _make_incoming_message(call, given),
+        by_operator=call.caller.operator,
+        attachments=attached,
+        files=tuple(files.contents[file.blob] for file in attached),
+    )
     verdict = await call.context.control.send_message(incoming)
     match verdict.outcome:
         case "accepted":

@@ -55,6 +55,11 @@ BODY_SECONDS: Final = 5.0
 MAX_ARRIVING: Final = 64
 """The limit of requests of operators whose body has not arrived yet. All other callers have as much together, and each
 token a part of it."""
+MAX_LARGE: Final = 8
+"""The limit of bodies that are larger than usual, because they contain files. A token has half of them."""
+LARGE_BODY_SECONDS: Final = 60.0
+_BROWSER_MEDIA: Final = frozenset({"application/json", "application/octet-stream"})
+"""Media types that a page of another origin cannot send without asking first."""
 MAX_REQUESTS: Final = 400
 """The limit of requests of all callers except operators. The other connections are left for operators."""
 ONCE_HEADERS: Final = frozenset(
@@ -106,15 +111,15 @@ class GuardMiddleware:
         local: str,
         logins: LoginRegistry,
         is_public: Callable[[str, str], bool],
-        find_public_bytes: Callable[[str, str], int] = lambda method, path: 0,
+        find_body_bytes: Callable[[str, str], int] = lambda method, path: 0,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """`is_public` says whether anybody may call this method and path, `find_public_bytes` how large a body may be
-        that comes without a credential; 0: `PUBLIC_BODY_BYTES`."""
+        """`is_public` says whether anybody may call this method and path, `find_body_bytes` how large its body may be;
+        0: as usual."""
         self.inner_app = inner_app
         self.logins = logins
         self.is_public = is_public
-        self._find_public_bytes = find_public_bytes
+        self._find_body_bytes = find_body_bytes
         self.settings = settings
         self.log = log
         self.local = local
@@ -125,6 +130,7 @@ class GuardMiddleware:
         self.operator_bodies = SlotCounter(MAX_ARRIVING)
         self.bodies = SlotCounter(MAX_ARRIVING)
         self.public_bodies = SlotCounter(MAX_ARRIVING)
+        self.large_bodies = SlotCounter(MAX_LARGE)
         self.requests = SlotCounter(MAX_REQUESTS)
         self.draining = 0
         self._operator_buckets = RateLimitBuckets(OPERATOR_RATE, monotonic=monotonic)
@@ -174,7 +180,7 @@ class GuardMiddleware:
         cork: CorkedTransport | None,
         releases: list[Callable[[], None]],
     ) -> tuple[ApiCaller, bytes]:
-        _check_head_limits(head)
+        _check_head_limits(head, self._find_body_bytes)
         settings = await self.settings()
         caller = await self._identify_caller(head, settings.http)
         if caller is not ANONYMOUS:  # the rate of callers without a credential was checked
@@ -183,9 +189,11 @@ class GuardMiddleware:
             self._take_request(caller, settings.quotas.token, releases)
         if head.method in ("GET", "HEAD"):
             return caller, b""
-        if caller is ANONYMOUS and (public_bytes := self._find_public_bytes(head.method, head.path)):
+        if caller is ANONYMOUS and (public_bytes := self._find_body_bytes(head.method, head.path)):
             return caller, await self._read_public_body(head, receive, public_bytes)
         most_bytes = PUBLIC_BODY_BYTES if caller is ANONYMOUS else _max_body_bytes(head)
+        if (declared := int(head.get("content-length") or 0)) > most_bytes and caller is not ANONYMOUS:
+            return caller, await self._read_large_body(caller, head, receive, declared)
         # The operator socket has its own limit of connections. A connection without a credential is closed if there
         # are too many, so slow bodies keep nobody from logging in.
         if caller.account == OPERATOR_SOCKET or caller is ANONYMOUS:
@@ -207,6 +215,15 @@ class GuardMiddleware:
             return await self._read_body(head, receive, most_bytes)
         finally:
             self.public_bodies.release(head.path)
+
+    async def _read_large_body(self, caller: ApiCaller, head: RequestHead, receive: Receive, declared: int) -> bytes:
+        """Read a body with files. Few arrive at once, because each of them is in memory as a whole."""
+        if not self.large_bodies.take(caller.account, most=MAX_LARGE // 2):
+            raise _build_busy_error(self.large_bodies, "too many files are arriving")
+        try:
+            return await self._read_body(head, receive, declared, seconds=LARGE_BODY_SECONDS)
+        finally:
+            self.large_bodies.release(caller.account)
 
     def _take_request(self, caller: ApiCaller, quotas: TokenQuotas, releases: list[Callable[[], None]]) -> None:
         """Count a request. The limits are those of the token, whatever address it comes from."""
@@ -293,15 +310,16 @@ class GuardMiddleware:
             self.log.warning("http.denied", peer=where, reason="wrong token")
         return None
 
-    async def _read_body(self, head: RequestHead, receive: Receive, most_bytes: int) -> bytes:
-        if (
-            is_browser_request(head)
-            and head.get("content-type").partition(";")[0].strip().lower() != "application/json"
-        ):
+    async def _read_body(
+        self, head: RequestHead, receive: Receive, most_bytes: int, *, seconds: float | None = None
+    ) -> bytes:
+        seconds = self.body_seconds if seconds is None else seconds
+        media = head.get("content-type").partition(";")[0].strip().lower()
+        if is_browser_request(head) and media not in _BROWSER_MEDIA:
             raise ApiError(415, "media_type", "a body must be JSON", remedy="send content-type: application/json")
         body = bytearray()
         try:
-            with TaskDeadline(asyncio.get_running_loop().time() + self.body_seconds):
+            with TaskDeadline(asyncio.get_running_loop().time() + seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -312,7 +330,7 @@ class GuardMiddleware:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            raise ApiError(408, "too_slow", f"the request was not complete within {self.body_seconds:g} s") from None
+            raise ApiError(408, "too_slow", f"the request was not complete within {seconds:g} s") from None
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
@@ -362,7 +380,7 @@ async def _drain_body(receive: Receive) -> None:
                     return
 
 
-def _check_head_limits(head: RequestHead) -> None:
+def _check_head_limits(head: RequestHead, find_body_bytes: Callable[[str, str], int]) -> None:
     """Refuse a long path or header, repeated headers and a body that is too large, before the caller is identified."""
     if len(head.path) > MAX_PATH_CHARS:
         raise ApiError(414, "too_large", f"a path may have at most {MAX_PATH_CHARS:,} characters", remedy="shorten it")
@@ -373,11 +391,15 @@ def _check_head_limits(head: RequestHead) -> None:
     if ONCE_HEADERS & head.repeated_headers:
         raise ApiError(400, "malformed", "a header that may occur once occurs twice")
     length = head.get("content-length")
+    if not length:
+        return
+    most = _max_body_bytes(head)
     # Python refuses to convert a very long number
-    if length and (
-        len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)
-    ):
-        raise _build_too_large_error(_max_body_bytes(head))
+    is_number = len(length) <= 20 and length.isascii() and length.isdigit()
+    if not is_number or int(length) > most:
+        most = max(most, find_body_bytes(head.method, head.path))
+        if not is_number or int(length) > most:
+            raise _build_too_large_error(most)
 
 
 def _max_body_bytes(head: RequestHead) -> int:

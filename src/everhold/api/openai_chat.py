@@ -14,6 +14,7 @@ from everhold.api.openai_input import extract_text, format_arguments, parse_tool
 from everhold.api.openai_shared import PASSED_PARAMS, OpenAIQuery, collect_reply, prime_stream, stream_reply
 from everhold.api.reply_wait import FinalReply, ReplyGrowth
 from everhold.api.request import ApiCall, JsonObject
+from everhold.api.request_files import RequestFiles
 from everhold.api.streaming import ReplyWriter
 from everhold.core.entries import ModelUsage, ToolCall
 from everhold.errors import EverholdError
@@ -69,7 +70,7 @@ def _build_model(name: str) -> JsonObject:
 async def create_completion(call: ApiCall) -> Response:
     """Send messages to an agent; with `X-Everhold-Session` in a session that is stored."""
     given = call.decode_body(ChatCompletionRequest)
-    growth = await stream_reply(call, _parse_request(call, given), stream=bool(given.stream))
+    growth = await stream_reply(call, await _parse_request(call, given), stream=bool(given.stream))
     created = int(call.context.control.gates.clock.now())
     if given.stream:
         usage = bool(given.stream_options and given.stream_options.include_usage)
@@ -95,12 +96,17 @@ async def create_completion(call: ApiCall) -> Response:
     )
 
 
-def _parse_request(call: ApiCall, given: ChatCompletionRequest) -> OpenAIQuery:
+async def _parse_request(call: ApiCall, given: ChatCompletionRequest) -> OpenAIQuery:
     agent = call.resolve_agent(given.model)
     system: list[str] = []
     messages: list[ModelMessage] = []
+    files = await RequestFiles.load(call, [it.content for it in given.messages if it.role == "user"])
     for index, message in enumerate(given.messages):
         where = f"messages[{index}]"
+        if message.role == "user":
+            text, attached = files.read_content(message.content, where)
+            messages.append(ModelMessage(role="user", text=text, name=message.name or "", attachments=attached))
+            continue
         text = extract_text(message.content, where)
         match message.role:
             case "system" | "developer":
@@ -110,8 +116,6 @@ def _parse_request(call: ApiCall, given: ChatCompletionRequest) -> OpenAIQuery:
             case "assistant":
                 calls = tuple(_parse_call(made, where) for made in message.tool_calls or ())
                 messages.append(ModelMessage(role="assistant", text=text, calls=calls))
-            case "user":
-                messages.append(ModelMessage(role="user", text=text, name=message.name or ""))
     params = {name: getattr(given, name) for name in PASSED_PARAMS}
     if given.max_completion_tokens is not None:  # the newer name of max_tokens
         params["max_tokens"] = given.max_completion_tokens
@@ -121,6 +125,7 @@ def _parse_request(call: ApiCall, given: ChatCompletionRequest) -> OpenAIQuery:
         system="\n\n".join(system),
         messages=tuple(messages),
         tools=parse_tools(given.tools),
+        files=files.contents,
         params={name: value for name, value in params.items() if value is not None},
     )
 

@@ -1,4 +1,4 @@
-"""Converts texts, tools and tool calls of OpenAI-compatible requests. Only text content is supported."""
+"""Converts texts, tools and tool calls of OpenAI-compatible requests. Files are in `request_files.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from everhold.api.errors import ApiError
 from everhold.core.entries import INVALID_ARGUMENTS_KEY, ToolCall
 from everhold.ports.model import ToolSpec
 
+FILE_PART_TYPES = frozenset({"image_url", "input_image", "file", "input_file", "input_audio"})
 TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text"})
 
 
@@ -26,6 +27,11 @@ def extract_text(content: Any, where: str) -> str:
             raise _build_bad_request(f"{where} must be text or a list of parts")
 
 
+def is_text_part(part: Any) -> bool:
+    """Return whether a part of a message's content is text, or nothing that is known."""
+    return not (isinstance(part, dict) and part.get("type") in FILE_PART_TYPES)
+
+
 def _extract_part_text(part: Any, where: str) -> str:
     match part:
         case {"type": "refusal", "refusal": str(text)}:
@@ -33,7 +39,7 @@ def _extract_part_text(part: Any, where: str) -> str:
         case {"type": str(kind), "text": str(text)} if kind in TEXT_PART_TYPES:
             return text
         case {"type": str(kind)}:
-            raise _build_bad_request(f"{where} holds a part of type {kind!r}; only text is supported")
+            raise _build_bad_request(f"{where} holds a part of type {kind!r}; only user messages may hold it")
         case _:
             raise _build_bad_request(f"{where} holds a part without a type")
 

@@ -14,6 +14,7 @@ from everhold.api.openai_input import extract_text, format_arguments, parse_tool
 from everhold.api.openai_shared import OpenAIQuery, collect_reply, prime_stream, stream_reply
 from everhold.api.reply_wait import FinalReply, ReplyGrowth
 from everhold.api.request import ApiCall, JsonObject
+from everhold.api.request_files import RequestFiles
 from everhold.api.streaming import ReplyWriter
 from everhold.core.entries import ModelUsage, ToolCall
 from everhold.errors import EverholdError
@@ -45,7 +46,7 @@ async def create_response(call: ApiCall) -> Response:
             "responses are not stored by their id",
             remedy="name the conversation with X-Everhold-Session and send only the new messages",
         )
-    growth = await stream_reply(call, _parse_request(call, given), stream=bool(given.stream))
+    growth = await stream_reply(call, await _parse_request(call, given), stream=bool(given.stream))
     frame = _build_frame(call, given)
     if given.stream:
         lines = _stream_events(frame, await prime_stream(call, growth))
@@ -59,11 +60,12 @@ async def create_response(call: ApiCall) -> Response:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
+async def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
     agent = call.resolve_agent(given.model)
     items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
     system = [given.instructions] if given.instructions else []
     messages: list[ModelMessage] = []
+    files = await RequestFiles.load(call, [it.get("content") for it in items if it.get("role") == "user"])
     made: dict[int, list[ToolCall]] = {}  # by the index of the assistant's message
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -71,7 +73,8 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
             case {"role": "system" | "developer"}:
                 system.append(extract_text(item.get("content"), where))
             case {"role": "user"}:
-                messages.append(ModelMessage(role="user", text=extract_text(item.get("content"), where)))
+                text, attached = files.read_content(item.get("content"), where)
+                messages.append(ModelMessage(role="user", text=text, attachments=attached))
             case {"role": "assistant"}:
                 messages.append(ModelMessage(role="assistant", text=extract_text(item.get("content"), where)))
             case {"type": "function_call"}:
@@ -99,6 +102,7 @@ def _parse_request(call: ApiCall, given: ResponseRequest) -> OpenAIQuery:
         system="\n\n".join(system),
         messages=tuple(messages),
         tools=parse_tools(given.tools),
+        files=files.contents,
         params={name: value for name, value in params.items() if value is not None},
     )
 

@@ -22,7 +22,7 @@ from everhold.api.reply_wait import FinalReply, ReplyGrowth, ReplyRestarted, Rep
 from everhold.api.request import PERSON_HEADER, ApiCall, decode_header
 from everhold.api.shared_answers import SharedAnswers
 from everhold.core.budget import list_turn_budgets
-from everhold.core.entries import Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
+from everhold.core.entries import Attachment, Began, Ended, EntryKind, Heard, ModelUsage, Stamp, Thought, Took
 from everhold.core.people import build_identity
 from everhold.core.roles import PersonRole
 from everhold.core.tokens import weigh_request
@@ -60,6 +60,8 @@ class OpenAIQuery(Struct, frozen=True, kw_only=True):
     messages: tuple[ModelMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     params: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    """The contents of the attachments of the messages, by their hash."""
 
     @property
     def max_output_tokens(self) -> int:
@@ -70,13 +72,16 @@ class OpenAIQuery(Struct, frozen=True, kw_only=True):
     @property
     def new_text(self) -> str:
         """The text of the user messages after the last assistant message."""
-        new: list[str] = []
-        for message in reversed(self.messages):
-            if message.role == "assistant":
-                break
-            if message.role == "user":
-                new.append(message.text)
-        return "\n\n".join(reversed(new))
+        return "\n\n".join(message.text for message in self._list_new() if message.text)
+
+    @property
+    def new_attachments(self) -> tuple[Attachment, ...]:
+        """The files of the user messages after the last assistant message."""
+        return tuple(dict.fromkeys(file for message in self._list_new() for file in message.attachments))
+
+    def _list_new(self) -> list[ModelMessage]:
+        last = max((place for place, it in enumerate(self.messages) if it.role == "assistant"), default=-1)
+        return [message for message in self.messages[last + 1 :] if message.role == "user"]
 
 
 async def stream_reply(call: ApiCall, asked: OpenAIQuery, *, stream: bool) -> AsyncIterator[ReplyGrowth]:
@@ -93,14 +98,20 @@ async def stream_reply(call: ApiCall, asked: OpenAIQuery, *, stream: bool) -> As
 async def _stream_session_reply(
     call: ApiCall, asked: OpenAIQuery, chat: str, *, stream: bool
 ) -> AsyncIterator[ReplyGrowth]:
-    if not asked.new_text.strip():
+    files = asked.new_attachments
+    if not asked.new_text.strip() and not files:
         raise ApiError(400, "invalid_request", "no user message follows the last assistant message", remedy="add one")
     sender = call.caller.resolve_sender(get_header(call, PERSON_HEADER))
     message = call.context.build_incoming_message(
         call.caller, agent=asked.agent, chat=chat, text=asked.new_text, sender=sender, id=""
     )
     message = with_message_id(message, await _derive_message_id(call, message))
-    message = msgspec.structs.replace(message, by_operator=call.caller.operator)
+    message = msgspec.structs.replace(
+        message,
+        by_operator=call.caller.operator,
+        attachments=files,
+        files=tuple(asked.files[file.blob] for file in files),
+    )
     verdict = await call.context.control.send_message(message)
     match verdict.outcome:
         case "accepted" | "duplicate":
@@ -208,6 +219,7 @@ async def _call_model(call: ApiCall, asked: OpenAIQuery, pieces: asyncio.Queue[R
         messages=asked.messages,
         tools=asked.tools,
         params=asked.params,
+        files=asked.files,
     )
     weight, grown = weigh_request(request), list[str]()
     reading, writing = runtime.meter.estimate_max_tokens(weight), asked.max_output_tokens or runtime.max_output_tokens

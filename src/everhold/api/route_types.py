@@ -53,8 +53,8 @@ class ApiRoute(Struct, frozen=True):
     """A login must be younger than fifteen minutes."""
     is_agent_scoped: bool = False
     """A route for operators that respects the agents of a token. A token with `agents` may call no other of them."""
-    public_bytes: int = 0
-    """How large a body of a caller without a credential may be; 0: as usual."""
+    body_bytes: int = 0
+    """How large a body may be; 0: as usual. A larger one than usual must declare its length."""
     is_write: bool | None = None
     """Whether it changes something; None: every method but GET does."""
 

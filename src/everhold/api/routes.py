@@ -19,6 +19,7 @@ from everhold.api import (
     openai_responses,
     own_data,
     people,
+    request_files,
     schemas,
 )
 from everhold.api.console_routes import ACTIVE_LIST_PARAMETERS, CONSOLE_ROUTES, DEAD_LETTER_FILTERS
@@ -74,6 +75,21 @@ _ROUTES: Final = (
         },
         refusal_statuses=(400, 403, 404, 409, 507),
         least=CallerRole.SERVICE,
+    ),
+    ApiRoute(
+        "POST /api/files",
+        request_files.upload_file,
+        "Upload a file",
+        about="The body is the file, of at most 20,000,000 bytes. Name its id in `files` of a message, or as `file_id` "
+        "in OpenAI's formats. An id counts for its uploader, for an hour, and at the host that it was sent to.",
+        parameters=(
+            RouteParameter("name", "The file's name."),
+            RouteParameter("media", "Its media type, such as `image/png`; the header `Content-Type` if not given."),
+        ),
+        response_bodies={201: ResponseBody("The file.", schemas.UploadResponse)},
+        refusal_statuses=(400, 503, 507),
+        least=CallerRole.SERVICE,
+        body_bytes=request_files.MAX_UPLOAD_BYTES,
     ),
     ApiRoute(
         "GET /api/events",
@@ -791,7 +807,7 @@ _ROUTES: Final = (
         },
         refusal_statuses=(400, 401, 403, 404, 429, 503, 507),
         least=CallerRole.ANYBODY,
-        public_bytes=hooks.MAX_DELIVERY_BYTES,
+        body_bytes=hooks.MAX_DELIVERY_BYTES,
     ),
     # -- OpenAI's formats ----------------------------------------------------------------------------------------------
     ApiRoute(
@@ -801,6 +817,7 @@ _ROUTES: Final = (
         about=_SESSION_TEXT + _STREAM_TEXT,
         parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
         request_type=openai_chat.ChatCompletionRequest,
+        body_bytes=request_files.MAX_REQUEST_BYTES,
         response_bodies={200: ResponseBody("The reply, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)},
         refusal_statuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
         least=CallerRole.SERVICE,
@@ -812,6 +829,7 @@ _ROUTES: Final = (
         about=_SESSION_TEXT + _STREAM_TEXT,
         parameters=(_SESSION_HEADER, _PERSON_HEADER, _IDEMPOTENCY_KEY_HEADER),
         request_type=openai_responses.ResponseRequest,
+        body_bytes=request_files.MAX_REQUEST_BYTES,
         response_bodies={
             200: ResponseBody("The response, or a stream of it.", schema=_ANY_OBJECT_SCHEMA, streams=True)
         },

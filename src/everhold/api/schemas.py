@@ -42,12 +42,25 @@ class MessageRequest(Struct, forbid_unknown_fields=True):
     agent: Annotated[Name | None, Meta(description="The agent; the default agent if not given.")] = None
     person: Annotated[Label | None, Meta(description="The sender. Only operators may name another person.")] = None
     id: Annotated[Label | None, Meta(description="Your id for the message, by which a repeat is recognised.")] = None
+    files: Annotated[
+        list[str],
+        Meta(max_length=100, description="The ids of files from `POST /api/files`, uploaded by the same caller."),
+    ] = []
     location: Annotated[
         TerminalLocation | None,
         Meta(description="Instead of `chat`: a terminal's location, from `/api/chat-locations`. Operators only."),
     ] = None
     directory: Annotated[str, Meta(max_length=4096, description="With `location`: the terminal's directory.")] = ""
     repo: Annotated[str, Meta(max_length=4096, description="With `location`: the repository around it.")] = ""
+
+
+class UploadResponse(Struct):
+    """An uploaded file. Its id counts for its uploader, for an hour."""
+
+    id: str
+    name: str
+    media: str
+    size: int
 
 
 class UndoRequest(Struct, forbid_unknown_fields=True):

@@ -101,6 +101,9 @@ class ApiClient:
         """Return the location for messages to the chat or session called `name`."""
         return await self._get("/api/chat-locations", name=name, agent=agent)
 
+    async def upload_file(self, data: bytes, *, name: str, media: str) -> dict[str, Any]:
+        return await self._send_request("POST", f"/api/files?{_render_query(name=name, media=media)}", data)
+
     async def send_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and return its `session` and `seq` after the commit. A repeated `id` has no effect."""
         try:

@@ -213,6 +213,7 @@ def _add_chat_commands(commands: _CommandGroup) -> None:
         "send one message and print the reply",
         ("everhold send 'What did we decide?'", ""),
         ("everhold send --session work --json 'hello'", "print session and entry as JSON"),
+        ("everhold send 'What is this?' --file photo.jpg", "send a picture or a document"),
         ("echo hello | everhold send -", "read standard input"),
         module="send",
         about="Sends one message and prints the reply. Exits 0 if it is answered, 75 if the message is stored but was\n"
@@ -221,6 +222,9 @@ def _add_chat_commands(commands: _CommandGroup) -> None:
     send.add_argument("text", metavar="TEXT", help="the message; - reads standard input")
     send.add_argument("--session", default="me", metavar="NAME", help=f"the chat's name, or {_ID} (default: me)")
     send.add_argument("--agent", default="", metavar="A", help="the agent (default: the default agent)")
+    send.add_argument(
+        "--file", metavar="FILE", action="append", default=[], help="a picture or document to send; may be repeated"
+    )
     send.add_argument("--id", metavar="ID", help="the message's id; a repeated id has no effect")
     send.add_argument(
         "--timeout",

@@ -10,6 +10,12 @@ from typing import Final
 from everhold.core.entries import Attachment, Entry, Heard, Returned
 
 MAX_NAME_CHARS: Final = 120
+MAX_SHOWN_CHARS: Final = 20_000
+"""Characters of a text file that a model reads with the message. The rest it can read with a tool."""
+PDF: Final = "application/pdf"
+_TEXT_MEDIA: Final = frozenset(
+    f"application/{name}" for name in ("json", "xml", "yaml", "x-yaml", "toml", "javascript", "x-sh", "sql", "csv")
+)
 
 
 def build_attachment(data: bytes, *, name: str = "", media: str = "") -> Attachment:
@@ -17,6 +23,12 @@ def build_attachment(data: bytes, *, name: str = "", media: str = "") -> Attachm
     return Attachment(
         blob=hashlib.sha256(data).hexdigest(), name=sanitize_file_name(name), media=media[:100], size=len(data)
     )
+
+
+def is_text_file(file: Attachment) -> bool:
+    """Return whether a file is text by its media type, so that every model can read it."""
+    media = file.media.partition(";")[0].strip().lower()
+    return media.startswith("text/") or media.endswith(("+json", "+xml")) or media in _TEXT_MEDIA
 
 
 def build_missing_attachment(*, name: str, media: str = "", size: int = 0) -> Attachment:

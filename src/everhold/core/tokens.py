@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from everhold.core.attachments import MAX_SHOWN_CHARS, PDF, is_text_file
 from everhold.core.entries import Attachment
 from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
@@ -24,6 +25,9 @@ TOOL_WEIGHT: Final = 12
 IMAGE_WEIGHT: Final = 1_100
 """Between a thumbnail (85) and a full tile set (about 1,600)."""
 FILE_WEIGHT: Final = 20
+PDF_BYTES_PER_TOKEN: Final = 25
+"""A page has about 50 KB and costs about 2,000 tokens."""
+MAX_PDF_WEIGHT: Final = 100_000
 SPEAKER_WEIGHT: Final = 3
 """For the brackets and the dot of a line that names a speaker."""
 PIECE_WEIGHT: Final = 16
@@ -70,7 +74,7 @@ def weigh_message(message: ModelMessage) -> int:
     for call in message.calls:
         weight += CALL_WEIGHT + weigh_text(call.tool) + weigh_json(call.arguments)
     for attachment in message.attachments:
-        weight += _weigh_attachment(attachment)
+        weight += _weigh_attachment(attachment, is_read=message.role == "user")
     return weight
 
 
@@ -118,5 +122,13 @@ def update_calibration(calibration: TokenCalibration, *, weight: int, tokens: in
     )
 
 
-def _weigh_attachment(attachment: Attachment) -> int:
-    return IMAGE_WEIGHT if attachment.media.startswith("image/") else FILE_WEIGHT + weigh_text(attachment.name)
+def _weigh_attachment(attachment: Attachment, *, is_read: bool) -> int:
+    """`is_read`: the model reads texts and documents, too. Of a tool's result it sees only the images."""
+    if attachment.media.startswith("image/"):
+        return IMAGE_WEIGHT
+    weight = FILE_WEIGHT + weigh_text(attachment.name)
+    if not is_read:
+        return weight
+    if is_text_file(attachment):
+        return weight + min(attachment.size, 2 * MAX_SHOWN_CHARS) // BYTES_PER_TOKEN
+    return weight + min(attachment.size // PDF_BYTES_PER_TOKEN, MAX_PDF_WEIGHT) if attachment.media == PDF else weight

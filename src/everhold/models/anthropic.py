@@ -19,17 +19,18 @@ from everhold.models.factory import ModelFactory
 from everhold.models.http_client import ModelHttpClient, join_url
 from everhold.models.transcript import (
     AssistantRound,
-    EncodedImage,
+    EncodedFile,
+    FileRules,
     LoadBlob,
     TextAccumulator,
+    add_file,
     assign_unique_call_ids,
     build_parameter_schema,
-    describe_attachment,
     encode_tool_name,
     format_result_text,
     format_user_text,
     group_rounds,
-    load_images,
+    load_files,
     map_tool_names,
     open_seal,
     parse_arguments,
@@ -62,7 +63,8 @@ class AnthropicModel:
         self.context_tokens = settings.context_tokens
         self.max_output_tokens = settings.output_token_limit if isinstance(settings.output_token_limit, int) else None
         self._settings = settings
-        self._load_blob = load_blob if settings.images else None
+        self._load_blob = load_blob
+        self._file_rules = FileRules(settings.images, settings.pdf, settings.max_image_bytes)
         self._seal_owner = f"anthropic:{settings.name}"
         self._price = _build_price(settings)
         self._http_client = ModelHttpClient(
@@ -92,7 +94,7 @@ class AnthropicModel:
         """Return the bytes to send. Messages come last, so a longer conversation begins with the bytes of the shorter
         one."""
         settings = self._settings
-        images = await load_images(request.messages, self._load_blob, most=settings.max_image_bytes)
+        images = await load_files(request, self._load_blob, self._file_rules)
         params = settings.merge_params(_translate_params(request))
         limit = params.pop("max_tokens")
         items = group_rounds(request.messages, wire_id=_encode_call_id)
@@ -136,7 +138,7 @@ class AnthropicModel:
         return self._build_assistant_blocks(last, thinking=True)[0]["type"] not in ("thinking", "redacted_thinking")
 
     def _build_messages(
-        self, items: list[ModelMessage | AssistantRound], images: dict[str, EncodedImage | str], *, thinking: bool
+        self, items: list[ModelMessage | AssistantRound], images: dict[str, EncodedFile | str], *, thinking: bool
     ) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []
 
@@ -426,26 +428,26 @@ def _build_text_block(text: str) -> ContentBlock:
     return {"type": "text", "text": text}
 
 
-def _build_user_blocks(message: ModelMessage, images: dict[str, EncodedImage | str]) -> list[ContentBlock]:
+def _build_user_blocks(message: ModelMessage, images: dict[str, EncodedFile | str]) -> list[ContentBlock]:
     text = format_user_text(message)
     shown_: list[ContentBlock] = []
     for attachment in message.attachments:
         picture = images.get(attachment.blob)
-        if isinstance(picture, EncodedImage):
-            shown_.append(_build_image_block(picture))
+        if isinstance(picture, EncodedFile) and picture.media:
+            shown_.append(_build_file_block(picture))
         else:
-            text += ("\n" if text else "") + describe_attachment(attachment, picture or "")
+            text = add_file(text, attachment, picture)
     if text.strip():
         return [*shown_, _build_text_block(text)]
     return shown_ or [_build_text_block("(empty message)")]
 
 
-def _build_result_block(id_: str, message: ModelMessage, images: dict[str, EncodedImage | str]) -> ContentBlock:
+def _build_result_block(id_: str, message: ModelMessage, images: dict[str, EncodedFile | str]) -> ContentBlock:
     content: list[ContentBlock] = [_build_text_block(format_result_text(message))]
     content += [
-        _build_image_block(picture)
+        _build_file_block(picture)
         for a in message.attachments
-        if isinstance(picture := images.get(a.blob), EncodedImage)
+        if isinstance(picture := images.get(a.blob), EncodedFile) and picture.is_image
     ]
     block: ContentBlock = {"type": "tool_result", "tool_use_id": id_, "content": content}
     if message.error:
@@ -453,8 +455,9 @@ def _build_result_block(id_: str, message: ModelMessage, images: dict[str, Encod
     return block
 
 
-def _build_image_block(picture: EncodedImage) -> ContentBlock:
-    return {"type": "image", "source": {"type": "base64", "media_type": picture.media, "data": picture.data}}
+def _build_file_block(picture: EncodedFile) -> ContentBlock:
+    kind = "image" if picture.is_image else "document"
+    return {"type": kind, "source": {"type": "base64", "media_type": picture.media, "data": picture.data}}
 
 
 def _restore_blocks(sealed: Any, reasoning: str, text: str, calls: dict[str, ContentBlock]) -> list[ContentBlock]:

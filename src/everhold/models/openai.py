@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from everhold.core.attachments import sanitize_file_name
 from everhold.core.entries import ModelUsage, ToolCall
 from everhold.core.tokens import estimate_tokens, weigh_request, weigh_text
 from everhold.errors import Overloaded, Refused, TooLong
@@ -21,18 +22,19 @@ from everhold.models.factory import ModelFactory
 from everhold.models.http_client import ModelHttpClient, join_url
 from everhold.models.transcript import (
     AssistantRound,
-    EncodedImage,
+    EncodedFile,
+    FileRules,
     LoadBlob,
     TextAccumulator,
     ThinkTagSplitter,
+    add_file,
     assign_unique_call_ids,
     build_parameter_schema,
-    describe_attachment,
     encode_tool_name,
     format_result_text,
     format_user_text,
     group_rounds,
-    load_images,
+    load_files,
     map_tool_names,
     open_seal,
     parse_arguments,
@@ -70,7 +72,8 @@ class OpenAIModel:
         self.context_tokens = settings.context_tokens
         self.max_output_tokens = settings.output_token_limit if isinstance(settings.output_token_limit, int) else None
         self._settings = settings
-        self._load_blob = load_blob if settings.images else None
+        self._load_blob = load_blob
+        self._file_rules = FileRules(settings.images, settings.pdf, settings.max_image_bytes)
         self._http_client = ModelHttpClient(
             url=join_url(settings.base_url, "/chat/completions"),
             model=settings.name,
@@ -140,7 +143,7 @@ class OpenAIModel:
             out.append({"role": "system", "content": repair_surrogates(request.system)})
         if not self._settings.alternate and (words := self._render_plain_messages(request.messages)) is not None:
             return out + words
-        images = await load_images(request.messages, self._load_blob, most=self._settings.max_image_bytes)
+        images = await load_files(request, self._load_blob, self._file_rules)
         for item in group_rounds(request.messages, wire_id=self._encode_call_id):
             if isinstance(item, AssistantRound):
                 out.append(self._build_assistant_message(item))
@@ -527,16 +530,21 @@ def _build_tool(name: str, description: str, parameters: dict[str, Any]) -> dict
     }
 
 
-def _build_user_content(message: ModelMessage, images: dict[str, EncodedImage | str]) -> str | list[dict[str, Any]]:
+def _build_user_content(message: ModelMessage, images: dict[str, EncodedFile | str]) -> str | list[dict[str, Any]]:
     text = format_user_text(message)
     shown_: list[dict[str, Any]] = []
     for attachment in message.attachments:
         picture = images.get(attachment.blob)
-        if isinstance(picture, EncodedImage):
+        if isinstance(picture, EncodedFile) and picture.media:
             url = f"data:{picture.media};base64,{picture.data}"
-            shown_.append({"type": "image_url", "image_url": {"url": url}})
+            name = sanitize_file_name(attachment.name) or "file.pdf"
+            shown_.append(
+                {"type": "image_url", "image_url": {"url": url}}
+                if picture.is_image
+                else {"type": "file", "file": {"filename": name, "file_data": url}}
+            )
         else:
-            text += ("\n" if text else "") + describe_attachment(attachment, picture or "")
+            text = add_file(text, attachment, picture)
     if not shown_:
         return text or "(empty message)"
     return [*([{"type": "text", "text": text}] if text else []), *shown_]

@@ -80,6 +80,7 @@ class _RemoteModelSettings(_ModelSection):
     stream: bool = Field(default=True, description="false for servers that cannot stream")
     images: bool = Field(default=True, description="false for models that cannot see")
     max_image_bytes: int = Field(default=5_000_000, ge=0)
+    pdf: bool = Field(default=False, description="true for models that can read PDF files")
     params: Annotated[dict[str, Any], AfterValidator(_reject_reserved_params)] = Field(
         default_factory=dict, description="sent with every request, such as temperature"
     )
@@ -148,6 +149,7 @@ class AnthropicSettings(_RemoteModelSettings):
 
     base_url: str = "https://api.anthropic.com"
     context_tokens: int = Field(default=200_000, ge=256, description="tokens its context window holds")
+    pdf: bool = Field(default=True, description="false for models that cannot read PDF files")
     auth: Literal["x-api-key", "bearer", "none"] = "x-api-key"
     max_tokens: int = Field(default=8_192, ge=1, description="tokens one answer may have; the API requires it")
     version: str = "2023-06-01"

@@ -19,9 +19,10 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
+from everhold.core.attachments import MAX_SHOWN_CHARS, PDF, is_text_file
 from everhold.core.entries import INVALID_ARGUMENTS_KEY, Attachment, ToolCall, strip_surrogates
-from everhold.core.provenance import clean_label, render_user_text
-from everhold.ports.model import ModelMessage, ToolSpec
+from everhold.core.provenance import FOREIGN_LINE_PREFIX, LINE_BREAK, clean_label, render_user_text
+from everhold.ports.model import ModelMessage, ModelRequest, ToolSpec
 
 LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes | None]]
 """Content hash -> bytes; None if it was erased."""
@@ -45,11 +46,16 @@ class AssistantRound(Struct, frozen=True):
     calls: tuple[AnsweredCall, ...]
 
 
-class EncodedImage(Struct, frozen=True):
-    """An image in wire format."""
+class EncodedFile(Struct, frozen=True):
+    """An image or a PDF in wire format, or the text of a text file."""
 
     media: str
+    """Empty for a text."""
     data: str
+
+    @property
+    def is_image(self) -> bool:
+        return self.media.startswith("image/")
 
 
 def group_rounds(
@@ -215,18 +221,52 @@ class TextAccumulator:
 # -- attachments -------------------------------------------------------------------------------------------------------
 
 
-async def load_images(
-    messages: Iterable[ModelMessage], load: LoadBlob | None, *, most: int
-) -> dict[str, EncodedImage | str]:
-    """Return every image in the conversation by blob: its bytes, or the reason why it is missing."""
-    found: dict[str, EncodedImage | str] = {}
-    if load is None:
-        return found
-    for message in messages:
+class FileRules(Struct, frozen=True):
+    """Which files a model is shown."""
+
+    images: bool
+    pdf: bool
+    most_bytes: int
+
+
+async def load_files(request: ModelRequest, load: LoadBlob | None, rules: FileRules) -> dict[str, EncodedFile | str]:
+    """Return every file in the conversation that the model can read, by blob: its content, or why it is missing."""
+    found: dict[str, EncodedFile | str] = {}
+    for message in request.messages:
         for attachment in message.attachments:
-            if attachment.blob not in found and attachment.media.startswith("image/"):
-                found[attachment.blob] = _encode_image(await load(attachment.blob), most)
+            is_new = attachment.blob and attachment.blob not in found
+            if is_new and _is_shown(attachment, rules) and (message.role == "user" or _is_image(attachment)):
+                data = request.files.get(attachment.blob)
+                if data is None and load is not None:
+                    data = await load(attachment.blob)
+                found[attachment.blob] = _encode_file(attachment, data, rules.most_bytes)
     return found
+
+
+def _is_shown(attachment: Attachment, rules: FileRules) -> bool:
+    if _is_image(attachment):
+        return rules.images
+    return is_text_file(attachment) or (rules.pdf and attachment.media == PDF)
+
+
+def _is_image(attachment: Attachment) -> bool:
+    return attachment.media.startswith("image/")
+
+
+def describe_text_file(attachment: Attachment, text: str) -> str:
+    """Return a text file as data: a line with its name, and every line of it behind a mark."""
+    return (
+        describe_attachment(attachment) + f"\n{FOREIGN_LINE_PREFIX}" + LINE_BREAK.sub(f"\n{FOREIGN_LINE_PREFIX}", text)
+    )
+
+
+def add_file(text: str, attachment: Attachment, file: EncodedFile | str | None) -> str:
+    """Return a message's text with a file that is no part of its own: a text file, or one that cannot be shown."""
+    if isinstance(file, EncodedFile):
+        shown = describe_text_file(attachment, file.data)
+    else:
+        shown = describe_attachment(attachment, file or "")
+    return f"{text}\n{shown}" if text else shown
 
 
 def describe_attachment(attachment: Attachment, why: str = "") -> str:
@@ -237,13 +277,22 @@ def describe_attachment(attachment: Attachment, why: str = "") -> str:
     return f"[attachment {name} ({kind}{size}){': ' + why if why else ''}]"
 
 
-def _encode_image(data: bytes | None, most: int) -> EncodedImage | str:
+def _encode_file(attachment: Attachment, data: bytes | None, most: int) -> EncodedFile | str:
     if data is None:
         return "no longer stored"
+    if is_text_file(attachment):
+        return EncodedFile("", _read_text(data))
     if len(data) > most:
         return "too large to show"
     media = _detect_media_type(data)
-    return EncodedImage(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be shown"
+    return EncodedFile(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be shown"
+
+
+def _read_text(data: bytes) -> str:
+    text = data[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")
+    if len(text) <= MAX_SHOWN_CHARS and len(data) <= 4 * MAX_SHOWN_CHARS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARS]}\n(The file is longer; the rest is not shown.)"
 
 
 def _detect_media_type(data: bytes) -> str:
@@ -256,6 +305,8 @@ def _detect_media_type(data: bytes) -> str:
         return "image/gif"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
+    if data.startswith(b"%PDF-"):
+        return PDF
     return ""
 
 

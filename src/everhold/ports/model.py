@@ -52,6 +52,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     messages: tuple[ModelMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     params: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    """Contents of attachments that are not stored, by their hash."""
 
 
 class ModelResponse(Struct, frozen=True, kw_only=True):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import mimetypes
 import sys
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Final
 
 from everhold.cli import errors, message
+from everhold.cli.client import ApiClient
 from everhold.cli.connect import DRAIN_SECONDS
 from everhold.cli.reconnect import ReconnectingClient, make_reconnecting_client
 from everhold.cli.render import CommandScreen, escape_control
 from everhold.cli.reply_wait import ReplyWait
 from everhold.errors import InvalidRequest, Transient
 
+MAX_FILE_BYTES: Final = 20_000_000
 MAX_HANDOVER_SECONDS: Final = 10.0
 
 
@@ -22,15 +27,30 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
     if not text.strip():
         raise InvalidRequest("there is nothing to send", remedy="everhold send 'hello'")
-    return asyncio.run(_send_message(args, screen, text))
+    return asyncio.run(_send_message(args, screen, text, [_read_file(name) for name in args.file]))
 
 
-async def _send_message(args: argparse.Namespace, screen: CommandScreen, text: str) -> int:
+def _read_file(name: str) -> tuple[str, bytes]:
+    try:
+        if Path(name).stat().st_size > MAX_FILE_BYTES:
+            raise InvalidRequest(f"{name} is larger than {MAX_FILE_BYTES:,} bytes", remedy="send a smaller file")
+        return Path(name).name, Path(name).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {name}: {error.strerror}", remedy="name a file that you may read") from error
+
+
+async def _send_message(
+    args: argparse.Namespace, screen: CommandScreen, text: str, files: list[tuple[str, bytes]]
+) -> int:
     client = make_reconnecting_client(args, screen, role="send")
     seconds = 0.0
     try:
         location = await (await client.open()).find_chat_location(args.session, agent=args.agent)
         given = message.make_message(location, text, id=args.id or "")
+        for name, data in files:
+            media = mimetypes.guess_type(name)[0] or "application/octet-stream"
+            upload = functools.partial(_upload_file, data=data, name=name, media=media)
+            given.setdefault("files", []).append((await client.call(upload))["id"])
         accepted = await _deliver_message(client, given, seconds=max(args.timeout, MAX_HANDOVER_SECONDS))
         answer = ReplyWait(accepted["seq"])
         try:
@@ -42,6 +62,10 @@ async def _send_message(args: argparse.Namespace, screen: CommandScreen, text: s
     finally:
         await client.close(seconds=seconds)
     return _print_reply(screen, accepted, answer)
+
+
+async def _upload_file(calls: ApiClient, *, data: bytes, name: str, media: str) -> dict[str, Any]:
+    return await calls.upload_file(data, name=name, media=media)
 
 
 async def _deliver_message(client: ReconnectingClient, given: dict[str, Any], *, seconds: float) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from everhold.assembly.agents import ConfiguredAgents
 from everhold.config import Settings
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.budgets import BudgetLedger
+from everhold.infra.uploads import UploadFolder
+from everhold.ports.plugin import FetchUrl
 from everhold.testing.sim.process import SimProcess
 
 CHECK_SECONDS: Final = 0.5
@@ -80,6 +82,8 @@ class SimApi:
             local_person=LOCAL_PERSON,
             agents=cast(ConfiguredAgents, _SimAgents(runtimes)),
             tail=tail,
+            uploads=cast(UploadFolder, None),  # nor files
+            fetch=cast(FetchUrl, None),
             log=control.gates.log,
             load_fresh_settings=_load_settings,
             get_trouble=str,
