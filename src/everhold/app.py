@@ -71,6 +71,7 @@ from everhold.ports.hosts import CommitHint, HostStatus, make_account_name
 from everhold.ports.platform import AcceptResult, IncomingMessage, Platform
 from everhold.ports.plugin import SupportsPackageCheck
 from everhold.ports.store_files import OpenStore
+from everhold.telemetry.log_file import LogFeed
 from everhold.telemetry.logs import StructuredLogger
 from everhold.telemetry.traces.otlp import OtlpExporter, read_trace_settings
 from everhold.telemetry.traces.spans import ModelDescription
@@ -658,6 +659,7 @@ class GatewayApp:
                 collect_metrics=self.monitor.collect,
                 describe_hosts=self._describe_hosts,
                 drain=self.request_drain,
+                logs=LogFeed(self.home.logs / "everhold.log", self.log),
                 whisper=self.admission.send_outside_session,
             ),
         )

@@ -11,7 +11,6 @@ import pytest
 
 from everhold.cli import reference
 from everhold.cli.commands.completion import render_bash, render_fish, render_zsh
-from everhold.cli.commands.logs import parse_line
 from everhold.cli.main import run_command as main
 from everhold.cli.parser import build_parser, list_commands, list_subcommands
 from everhold.cli.render import (
@@ -24,6 +23,7 @@ from everhold.cli.render import (
     measure_width,
     truncate_to_columns,
 )
+from everhold.telemetry.log_file import parse_line
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from everhold.api import admin, console_schemas, handlers, inbox, inspection, memory, overview
+from everhold.api import admin, console_schemas, handlers, inbox, inspection, logs, memory, overview
 from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
 from everhold.core.callers import CallerRole
+from everhold.telemetry.log_file import LOG_LEVELS
 
 _SEQ_SCHEMA: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": 2**53}
 _SESSION: Final = RouteParameter("id", "The session's id; operators may also give a unique prefix or a title.", "path")
@@ -157,6 +158,28 @@ CONSOLE_ROUTES: Final = (
         refusal_statuses=(400,),
         least=CallerRole.OPERATOR,
         is_agent_scoped=True,
+    ),
+    ApiRoute(
+        "GET /api/logs",
+        logs.show_logs,
+        "Show log lines",
+        about="Those of the host that answers. With `stream` it sends server-sent events: `line` for each line, `live` "
+        "before the first one that is new, and `lost` (`{lines}`) if the reader was too slow.",
+        parameters=(
+            RouteParameter("level", "Lines of at least this level.", schema={"enum": list(LOG_LEVELS)}),
+            RouteParameter("event", "The beginning of an event's name, such as `delivery.`."),
+            RouteParameter("session", "Only lines of this session, by its id."),
+            RouteParameter("q", "Only lines with these words."),
+            RouteParameter(
+                "limit",
+                f"How many of the last lines; {logs.DEFAULT_LINES} if not given.",
+                schema={"type": "integer", "minimum": 0, "maximum": logs.MAX_LINES},
+            ),
+            RouteParameter("stream", "Any value: send those that come, too."),
+        ),
+        response_bodies={200: ResponseBody("The lines, oldest first.", console_schemas.LogLinesResponse, streams=True)},
+        refusal_statuses=(400,),
+        least=CallerRole.OPERATOR,
     ),
     ApiRoute(
         "GET /api/inbox",

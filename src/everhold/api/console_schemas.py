@@ -223,6 +223,14 @@ class UsageResponse(Struct):
     rows: list[UsageRowView]
 
 
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+class LogLinesResponse(Struct):
+    lines: list[dict[str, Any]]
+    """Each with `at`, `level`, `event` and its fields; a line of a program has only `text`."""
+
+
 # -- inbox -------------------------------------------------------------------------------------------------------------
 
 

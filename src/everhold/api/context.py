@@ -35,6 +35,7 @@ from everhold.ports.log import EventLogger
 from everhold.ports.platform import IncomingMessage
 from everhold.ports.plugin import FetchUrl
 from everhold.ports.store import Session, Store
+from everhold.telemetry.log_file import LogFeed
 from everhold.telemetry.metrics import MetricDefinition, MetricValue
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class GatewayServices:
     """Returns the hosts of a shared store, and what each holds."""
     drain: Callable[[], Awaitable[None]]
     """Makes this gateway take nothing new, and end."""
+    logs: LogFeed
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
 

@@ -32,7 +32,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 async def stream_events(call: ApiCall) -> Response:
     """Stream new entries; with `Last-Event-ID` (or `after`, or `after_seq`) also the entries since then."""
-    _take_stream(call)
+    take_stream(call)
     after, after_seq = _parse_start_pos(call), call.get_number("after_seq")
     only = call.query.get("session", "")
     if only:
@@ -49,7 +49,7 @@ async def stream_events(call: ApiCall) -> Response:
     )
 
 
-def _take_stream(call: ApiCall) -> None:
+def take_stream(call: ApiCall) -> None:
     """Count a stream until its request ends. Operators have room of their own, and no token of theirs uses more
     than half of it; the operator socket limits itself."""
     if call.is_operator_connection:

@@ -196,11 +196,14 @@ class LogLine(NamedTuple):
     trace: str = ""
 
 
-def render_json(line: LogLine) -> str:
+def build_line_object(line: LogLine) -> dict[str, object]:
+    """Return a line as one object, as a JSON line has it."""
     whole = {"at": line.at, "level": line.level, "event": line.event, **line.fields}
-    if line.trace:
-        whole["trace"] = line.trace
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+    return {**whole, "trace": line.trace} if line.trace else whole
+
+
+def render_json(line: LogLine) -> str:
+    return json.dumps(build_line_object(line), ensure_ascii=False, separators=(",", ":"))
 
 
 def render_text(line: LogLine) -> str:
@@ -208,6 +211,9 @@ def render_text(line: LogLine) -> str:
     trace = "".join(f"\n    {row}" for row in line.trace.splitlines())
     return f"{line.at} {line.level:<7} {line.event}{fields}{trace}"
 
+
+LogWatcher: TypeAlias = Callable[[LogLine], None]
+"""Sees each line after it was written. It must not wait or raise."""
 
 _encode_compact: Final = json.JSONEncoder(separators=(",", ":")).encode
 """As `json.dumps`, which makes an encoder for every call with separators."""
@@ -313,6 +319,7 @@ class _LogOutlet:
         self._clock = clock
         self._render = render
         self._lost = dict.fromkeys(sinks, 0)
+        self.watchers: list[LogWatcher] = []
         self._lock = RLock()  # a finaliser may log in the middle of a line
 
     def emit_event(self, level: LogLevel, event: str, fields: Mapping[str, object]) -> None:
@@ -330,6 +337,10 @@ class _LogOutlet:
                     sink(text)
                 except (OSError, ValueError):
                     self._lost[sink] += 1
+        if self.watchers:
+            line = self._build_line(at, level, event, fields)
+            for watcher in tuple(self.watchers):
+                watcher(line)
 
     def _build_line(self, at: str, level: LogLevel, event: str, fields: Mapping[str, object]) -> LogLine:
         plain = self.redaction.render_plain
@@ -385,6 +396,11 @@ class StructuredLogger:
 
     def error(self, event: str, /, **fields: object) -> None:
         self._emit("error", event, fields)
+
+    def watch(self, watcher: LogWatcher) -> Callable[[], None]:
+        """Call `watcher` for every line from now on, on the thread that logs it. Return what ends that."""
+        self._outlet.watchers.append(watcher)
+        return lambda: self._outlet.watchers.remove(watcher)
 
     def bind(self, **fields: object) -> StructuredLogger:
         return StructuredLogger(self._outlet, {**self._bound, **fields})

@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, TextIO, get_args
+from typing import Final, TextIO
 
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control
 from everhold.errors import NotFound
+from everhold.telemetry.log_file import LOG_LEVELS, parse_line
 from everhold.telemetry.logs import LogLevel, LogLine, render_text
 
 POLL_SECONDS: Final = 0.2
-_LEVELS: Final = get_args(LogLevel)
-_FIELD: Final = re.compile(
-    r' (\w+)=("(?:[^"\\]|\\.)*+(?:"|\Z)|[\[{](?:[^" ]|"(?:[^"\\]|\\.)*+(?:"|\Z))*+|\S*)', re.DOTALL
-)
-"""Outside of its texts, a value has no space. A text that does not end takes the rest of the line, so that the line is
-read once."""
 _STYLES: Final = {"warning": ("yellow",), "error": ("red",), "debug": ("dim",)}
 
 
@@ -48,33 +42,11 @@ def _print_line(screen: CommandScreen, text: str, *, as_json: bool) -> None:
     level = str(line.get("level", ""))
     if text.startswith("{"):
         rest = {key: value for key, value in line.items() if key not in ("at", "level", "event", "trace")}
-        known: LogLevel = level if level in _LEVELS else "info"  # type: ignore[assignment]  # checked
+        known: LogLevel = level if level in LOG_LEVELS else "info"  # type: ignore[assignment]  # checked
         text = render_text(
             LogLine(str(line.get("at")), known, str(line.get("event")), rest, str(line.get("trace") or ""))
         )
     print(screen.paint(escape_control(text), *_STYLES.get(level, ())), file=screen.out, flush=True)
-
-
-def parse_line(text: str) -> dict[str, Any]:
-    """Return a log line of either format as an object; other lines, such as tracebacks, as `{"text"}`."""
-    if text.startswith("{"):
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return {"text": text}
-        return found if isinstance(found, dict) else {"text": text}
-    head = re.match(r"(\S+) (\w+) +(\S+)", text)
-    if head is None or head[2] not in _LEVELS:
-        return {"text": text}
-    fields = {name: _parse_value(value) for name, value in _FIELD.findall(text[head.end() :])}
-    return {"at": head[1], "level": head[2], "event": head[3], **fields}
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _follow_lines(path: Path, *, last: int, follow: bool) -> Iterator[str]:
