@@ -34,7 +34,9 @@ from everhold.assembly.plugin_tools import PluginTools, list_trusted_tools
 from everhold.assembly.stores import open_file_store, open_server_store
 from everhold.assembly.tool_pins import ToolPinRegistry
 from everhold.config import AgentSettings, ConfigProblem, ConfigWatcher, Settings, load_settings, make_plugin_validator
+from everhold.config.display import render_problem
 from everhold.config.settings import OPERATOR_TOKEN_NAME, ValidatePlugin, list_keys_awaiting_restart
+from everhold.config.whole_text import ConfigText
 from everhold.core.consumers import TURN
 from everhold.core.entries import EntryKind, list_consumed_seqs
 from everhold.core.people import HOOK_PLATFORM
@@ -660,6 +662,14 @@ class GatewayApp:
                 describe_hosts=self._describe_hosts,
                 drain=self.request_drain,
                 logs=LogFeed(self.home.logs / "everhold.log", self.log),
+                config=ConfigText(
+                    self.home,
+                    environ=self.environ,
+                    validate_plugin=build_plugin_check(),
+                    get_start_settings=lambda: self.start_settings,
+                    now=self.clock.now,
+                ),
+                reload_config=self.watcher.reload,
                 whisper=self.admission.send_outside_session,
             ),
         )
@@ -1134,19 +1144,6 @@ def render_host(status: HostStatus, *, own: bool, differ: Mapping[str, tuple[str
         "accounts": list(status.accounts),
         "cursors": dict(status.cursors),
         "settings_differ": [] if own else list(differ.get(host.name, ())),
-    }
-
-
-def render_problem(problem: ConfigProblem) -> dict[str, Any]:
-    return {
-        "file": problem.file,
-        "line": problem.line,
-        "key": problem.key,
-        "message": problem.message,
-        "remedy": problem.remedy,
-        "fatal": problem.fatal,
-        "disables": problem.disables,
-        "cause": problem.cause or "",
     }
 
 

@@ -69,7 +69,8 @@ def test_every_admin_operation_has_a_route() -> None:
         "events entries chat-locations sessions sessions/{id} sessions/{id}/entries sessions/{id}/context "
         "sessions/{id}/why sessions/{id}/pins sessions/{id}/pin sessions/{id}/unpin "
         "sessions/{id}/undo sessions/{id}/stop sessions/{id}/compress sessions/{id}/compressions "
-        "sessions/{id}/compressions/{op}/diff sessions/{id}/addresses sessions/{id}/erase"
+        "sessions/{id}/compressions/{op}/diff sessions/{id}/addresses sessions/{id}/erase "
+        "logs config config/check config/versions config/undo"
     ).split():
         assert f"/api/{name}" in described
 

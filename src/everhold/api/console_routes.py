@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from everhold.api import admin, console_schemas, handlers, inbox, inspection, logs, memory, overview
+from everhold.api import admin, configuration, console_schemas, handlers, inbox, inspection, logs, memory, overview
 from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
+from everhold.config.whole_text import MAX_VERSIONS
 from everhold.core.callers import CallerRole
 from everhold.telemetry.log_file import LOG_LEVELS
 
@@ -158,6 +159,59 @@ CONSOLE_ROUTES: Final = (
         refusal_statuses=(400,),
         least=CallerRole.OPERATOR,
         is_agent_scoped=True,
+    ),
+    # -- configuration -------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/config",
+        configuration.show_config,
+        "Show the configuration",
+        about="Secrets are not in config.yaml, and none is shown.",
+        response_bodies={200: ResponseBody("The text, and what is in force.", console_schemas.ConfigResponse)},
+        refusal_statuses=(400,),
+        least=CallerRole.OPERATOR,
+        fresh=True,
+    ),
+    ApiRoute(
+        "POST /api/config/check",
+        configuration.check_config,
+        "Check a change of the configuration",
+        about="Nothing is written.",
+        request_type=console_schemas.ConfigDraft,
+        response_bodies={200: ResponseBody("What the change would do.", console_schemas.ConfigCheckResponse)},
+        refusal_statuses=(400,),
+        least=CallerRole.OPERATOR,
+        is_write=False,
+    ),
+    ApiRoute(
+        "POST /api/config",
+        configuration.write_config,
+        "Change the configuration",
+        about="An invalid text is refused (400), and so is a change of a text that another one has replaced (409).",
+        request_type=console_schemas.ConfigWriteRequest,
+        response_bodies={200: ResponseBody("What was written.", console_schemas.ConfigWriteResponse)},
+        refusal_statuses=(400, 409),
+        least=CallerRole.OPERATOR,
+        fresh=True,
+    ),
+    ApiRoute(
+        "GET /api/config/versions",
+        configuration.list_config_versions,
+        "List earlier configurations",
+        about=f"The last {MAX_VERSIONS} texts that this API has replaced.",
+        response_bodies={200: ResponseBody("The texts, the last one first.", console_schemas.ConfigVersionsResponse)},
+        least=CallerRole.OPERATOR,
+        fresh=True,
+    ),
+    ApiRoute(
+        "POST /api/config/undo",
+        configuration.undo_config,
+        "Write an earlier configuration again",
+        about="Byte for byte. The present text becomes an earlier one.",
+        request_type=console_schemas.ConfigUndoRequest,
+        response_bodies={200: ResponseBody("What was written.", console_schemas.ConfigWriteResponse)},
+        refusal_statuses=(400, 404, 409),
+        least=CallerRole.OPERATOR,
+        fresh=True,
     ),
     ApiRoute(
         "GET /api/logs",

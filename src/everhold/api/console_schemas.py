@@ -223,6 +223,82 @@ class UsageResponse(Struct):
     rows: list[UsageRowView]
 
 
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+class ConfigProblemView(Struct):
+    """Something wrong with the configuration. `disables` is the key of what does not work because of it; a `fatal` one
+    keeps the whole text from being used."""
+
+    file: str
+    line: int
+    key: str
+    message: str
+    remedy: str
+    fatal: bool
+    disables: str
+    cause: str
+
+
+class ConfigResponse(Struct):
+    """The text of config.yaml. `digest` names it when it is changed, `values` are in force, `restart` lists keys that
+    take effect with the next start."""
+
+    text: str
+    digest: str
+    revision: str
+    values: dict[str, Any]
+    problems: list[ConfigProblemView]
+    in_force: bool
+    restart: list[str]
+
+
+class ConfigDraft(Struct, forbid_unknown_fields=True):
+    """A whole text, or new values by key (`agents.main.model`); null unsets a key. Comments stay."""
+
+    text: str | None = None
+    values: dict[str, Any] | None = None
+
+
+class ConfigWriteRequest(ConfigDraft, kw_only=True):
+    """A change. `base` is the digest of the text that it starts from."""
+
+    base: str
+
+
+class ConfigUndoRequest(Struct, forbid_unknown_fields=True):
+    """Which earlier text to write again. `base` is the digest of the present one."""
+
+    id: int
+    base: str
+
+
+class ConfigCheckResponse(Struct):
+    valid: bool
+    text: str
+    diff: str
+    problems: list[ConfigProblemView]
+    restart: list[str]
+    revision: str
+
+
+class ConfigWriteResponse(ConfigCheckResponse, kw_only=True):
+    digest: str
+
+
+class ConfigVersionView(Struct):
+    """A text that was replaced at `at`."""
+
+    id: int
+    at: float
+    by: str
+    text: str
+
+
+class ConfigVersionsResponse(Struct):
+    versions: list[ConfigVersionView]
+
+
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 

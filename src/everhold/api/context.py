@@ -18,6 +18,7 @@ from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, SlotCounter
 from everhold.assembly.agents import ConfiguredAgents
 from everhold.config.settings import HttpSettings, Settings
+from everhold.config.whole_text import ConfigText
 from everhold.core.entries import ChatLocation
 from everhold.core.people import PERSON_MEMBER, build_identity
 from everhold.core.quotas import QuotaRefusal
@@ -89,6 +90,9 @@ class GatewayServices:
     drain: Callable[[], Awaitable[None]]
     """Makes this gateway take nothing new, and end."""
     logs: LogFeed
+    config: ConfigText
+    reload_config: Callable[[], None]
+    """Puts config.yaml in force now."""
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
 

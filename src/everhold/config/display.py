@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from everhold.config.errors import format_key_path
+from everhold.config.errors import ConfigProblem, format_key_path
 from everhold.config.settings import AgentSettings, PluginConfigSection, Settings, list_given_fields
 from everhold.config.values import ConfigSection, thaw_value
 from everhold.infra.secret import SecretString
@@ -95,3 +95,17 @@ def _show_plugin_keys(extra: Mapping[str, Any], env: Mapping[str, str]) -> dict[
         if "." not in key and "[" not in key:
             shown.setdefault(f"{key}_env", name)
     return shown
+
+
+def render_problem(problem: ConfigProblem) -> dict[str, Any]:
+    """Return a problem as plain data."""
+    return {
+        "file": problem.file,
+        "line": problem.line,
+        "key": problem.key,
+        "message": problem.message,
+        "remedy": problem.remedy,
+        "fatal": problem.fatal,
+        "disables": problem.disables,
+        "cause": problem.cause or "",
+    }

@@ -59,6 +59,11 @@ class Home:
         return self.path / "config.last-good.yaml"
 
     @property
+    def config_versions(self) -> Path:
+        """Earlier texts of config.yaml that the API replaced."""
+        return self.path / "config-versions"
+
+    @property
     def env(self) -> Path:
         return self.path / ".env"
 

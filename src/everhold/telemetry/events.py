@@ -40,6 +40,7 @@ class LogEvent(StrEnum):
     CONFIG_REFUSED = "config.refused"
     CONFIG_RESTART_NEEDED = "config.restart_needed"
     CONFIG_SAVE_FAILED = "config.save_failed"
+    CONFIG_WRITTEN = "config.written"
     CONSUMER_FAILED = "consumer.failed"
     CONSUMER_STOPPED = "consumer.stopped"
     CONTEXT_EMPTIED = "context.emptied"

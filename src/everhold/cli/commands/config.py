@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from everhold.app import build_plugin_check, load_home_settings, render_problem
+from everhold.app import build_plugin_check, load_home_settings
 from everhold.assembly.machine_needs import list_missing_programs
 from everhold.cli import errors
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control, format_count
 from everhold.config import ConfigError, ConfigProblem, Settings, get_key, set_key, show_settings, to_yaml
+from everhold.config.display import render_problem
 from everhold.config.edit import parse_value
 from everhold.config.errors import ProblemCause
 from everhold.config.settings import is_restart_required

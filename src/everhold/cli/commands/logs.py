@@ -42,7 +42,7 @@ def _print_line(screen: CommandScreen, text: str, *, as_json: bool) -> None:
     level = str(line.get("level", ""))
     if text.startswith("{"):
         rest = {key: value for key, value in line.items() if key not in ("at", "level", "event", "trace")}
-        known: LogLevel = level if level in LOG_LEVELS else "info"  # type: ignore[assignment]  # checked
+        known: LogLevel = level if level in LOG_LEVELS else "info"
         text = render_text(
             LogLine(str(line.get("at")), known, str(line.get("event")), rest, str(line.get("trace") or ""))
         )
