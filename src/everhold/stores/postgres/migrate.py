@@ -6,6 +6,7 @@ of two successive versions work together. `oldest_version` names the oldest prog
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -25,6 +26,8 @@ DDL_LOCK_LIMIT: Final = "3s"
 SERVER_VERSION: Final = 150_000
 """The oldest server that is supported."""
 POS_BITS: Final = 16
+_OLDEST: Final = re.compile(r"-- oldest: (\d+)\n")
+"""The first line of a migration that removes what programs of lower versions need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,13 @@ class PostgresMigration:
 def list_migrations() -> list[PostgresMigration]:
     folder = resources.files("everhold.stores.postgres") / "migrations"
     found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
-    return [
-        PostgresMigration(version=int(name[:4]), sql=(folder / name).read_text("utf-8"), oldest_version=1)
-        for name in found
-    ]
+    steps: list[PostgresMigration] = []
+    for name in found:
+        sql = (folder / name).read_text("utf-8")
+        oldest = _OLDEST.match(sql)
+        before = steps[-1].oldest_version if steps else 1
+        steps.append(PostgresMigration(int(name[:4]), sql, int(oldest[1]) if oldest else before))
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

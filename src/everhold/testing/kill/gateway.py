@@ -19,15 +19,15 @@ from everhold.config.settings import OPERATOR_TOKEN_ENV
 from everhold.infra.home import Home
 
 START_SECONDS: Final = 120.0
+EVERHOLD: Final = ("-m", "everhold")
+"""What Python is told to run."""
 OPERATOR_TOKEN: Final = "killed-gateway-operator-token-0123456789abcdef"
 
 
 class KillableGateway:
     """The real program with its HTTP API. `program` is the command that starts it."""
 
-    def __init__(
-        self, home: Path, configuration: str, *, secrets: str = "", program: Sequence[str] = ("-m", "everhold")
-    ) -> None:
+    def __init__(self, home: Path, configuration: str, *, secrets: str = "", program: Sequence[str] = EVERHOLD) -> None:
         self.home = Home(home).create()
         self.home.config.write_text(configuration)
         if OPERATOR_TOKEN_ENV not in secrets:
@@ -38,7 +38,7 @@ class KillableGateway:
             file.chmod(0o600)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self._program = program
+        self.program = program
         self.errors = home.with_name(f"{home.name}.errors")
         """What all processes printed as errors."""
         self.process: asyncio.subprocess.Process | None = None
@@ -65,7 +65,7 @@ class KillableGateway:
     async def _start_process(self, errors: IO[bytes]) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            *self._program,
+            *self.program,
             "--home",
             str(self.home.path),
             "up",

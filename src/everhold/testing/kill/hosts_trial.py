@@ -28,7 +28,7 @@ from everhold.engine.outbox.delivery import MAX_BLIND_RESENDS
 from everhold.engine.outbox.platform import DRAFT_PART
 from everhold.platforms.telegram.formatting import format_markdown
 from everhold.testing.kill import http_trial, verdict
-from everhold.testing.kill.gateway import KillableGateway
+from everhold.testing.kill.gateway import EVERHOLD, KillableGateway
 from everhold.testing.kill.world import TOKEN_PATTERN
 from everhold.testing.model_server import ModelServer
 from everhold.testing.platforms.telegram import TelegramServer
@@ -46,7 +46,16 @@ DRAIN_SHARE: Final = 0.2
 class KillableHosts:
     """Hosts of one store, behind a proxy that passes each request to any of them."""
 
-    def __init__(self, directory: Path, *, count: int, store_url: str, model: str, telegram: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        count: int,
+        store_url: str,
+        model: str,
+        telegram: str,
+        program: Sequence[str] = EVERHOLD,
+    ) -> None:
         account = {
             "token_env": "BOT",
             "base_url": telegram,
@@ -60,7 +69,7 @@ class KillableHosts:
         ]
         secrets = f"{http_trial.ENV_FILE_TEXT}BOT={BOT_TOKEN}\n"
         self.hosts = [
-            KillableGateway(directory / f"host{number}", "\n".join(lines) + "\n", secrets=secrets)
+            KillableGateway(directory / f"host{number}", "\n".join(lines) + "\n", secrets=secrets, program=program)
             for number in range(count)
         ]
 
@@ -156,8 +165,12 @@ class HostKillResult(Struct, kw_only=True):
 class HostTrial:
     """One store, its hosts, and what kills them."""
 
-    def __init__(self, directory: Path, *, store_url: str, hosts: int, seed: int) -> None:
+    def __init__(
+        self, directory: Path, *, store_url: str, hosts: int, seed: int, program: Sequence[str] = EVERHOLD
+    ) -> None:
+        """`program` is what the hosts run at first."""
         self.directory = directory
+        self.program = program
         self.store_url = store_url
         self.count = hosts
         self.seed = seed
@@ -176,6 +189,7 @@ class HostTrial:
                 store_url=self.store_url,
                 model=model.openai,
                 telegram=telegram.url,
+                program=self.program,
             )
             try:
                 return await self._run_in(pool, telegram, kills)
