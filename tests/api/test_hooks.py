@@ -101,6 +101,12 @@ async def test_nobody_without_the_secret_is_heard(gateway: ApiGateway) -> None:
     assert SECRET not in gateway.log.getvalue()
 
 
+async def test_a_signature_that_nobody_checks_is_found(gateway: ApiGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "find_objection", lambda *_, now: "")
+    with pytest.raises(AssertionError):
+        await test_nobody_without_the_secret_is_heard(gateway)
+
+
 async def test_a_body_of_200_kb_is_read_and_a_login_may_not_be_that_large(gateway: ApiGateway) -> None:
     assert (await deliver(gateway, "plain", "x" * 200_000)).status_code == 202
     async with gateway.client("") as client:

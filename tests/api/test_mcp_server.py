@@ -12,6 +12,7 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
 from everhold.api import mcp_server
+from everhold.api.request import ApiCall
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.api.conftest import ADA, BOB, LOCAL, TOKENS, ApiGateway, configuration
 from tests.waiting import LIMIT_SECONDS
@@ -90,6 +91,14 @@ async def test_a_note_stays_with_its_person(remembering: ApiGateway) -> None:
         assert [note["text"] for note in (await call(shop, "list"))[1]["notes"]] == ["Orders oat milk."]
     async with connect(remembering, ADA, query="?agent=coder") as coder:
         assert (await call(coder, "list"))[1]["notes"] == []
+
+
+async def test_a_route_that_takes_everybody_for_one_person_is_found(
+    remembering: ApiGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ApiCall, "identity", property(lambda call: "http:ada"))
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        await test_a_note_stays_with_its_person(remembering)
 
 
 async def test_why_explains_the_newest_answer(remembering: ApiGateway, model: ModelServer) -> None:

@@ -14,6 +14,7 @@ import pytest
 from everhold.api import logins
 from everhold.core import pairing
 from everhold.models import errors
+from everhold.telemetry import logs
 from everhold.testing.model_server import ModelServer, ModelServerStatus
 from tests.api.conftest import ADA, LOCAL, MODEL_KEY, OPERATOR
 from tests.api.test_logins import LoginGateway
@@ -77,10 +78,16 @@ def quote_servers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(errors.ModelEndpoint, "redact_text", lambda self, text: text)
 
 
+def log_without_redaction(patch: pytest.MonkeyPatch) -> None:
+    quote_servers(patch)
+    patch.setattr(logs.SecretRedaction, "scrub_text", lambda self, text: text)
+
+
 PLANTED: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], set[str]]]] = {
     "logins are stored as they are": (store_logins_as_they_are, {"a login in a file", "a login code in a file"}),
     "pairing codes are stored as they are": (store_codes_as_they_are, {"a pairing code in a file"}),
     "answers of model servers are stored as they are": (quote_servers, {"the model's key in a file"}),
+    "log lines are written as they are": (log_without_redaction, {"the model's key in the log"}),
 }
 
 

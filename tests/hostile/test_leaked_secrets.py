@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from everhold.api import routes
+from everhold.api.reference import build_route_table
 from tests.cli.command_home import CommandHome, make_plugin
 from tests.waiting import block_until
 
@@ -38,6 +38,7 @@ SECRETS = {
     "MCP_TOKEN": "canary-mcp-token-3c2b1a0f9e",
     "MCP_SECRET": "canary-mcp-secret-8d7c6b5a4f",
     "PLUGIN_SECRET": "canary-plugin-2a3b4c5d6e",
+    "HOOK_SECRET": "canary-hook-7e6d5c4b3a2f1e0d",
     "EVERHOLD_TOKEN": "canary-operator-0123456789abcdef0123456789abcdef",
 }
 SERVER = """
@@ -85,6 +86,12 @@ COMMANDS = (
     ("service", "print"),
     ("service", "print", "--for", "systemd-system"),
     ("backup", "--json"),
+    ("skills", "list"),
+    ("schedules", "list"),
+    ("hosts",),
+    ("hooks", "list", "--json"),
+    ("hooks", "test", "ci", "--data", "/dev/null", "--send", "--json"),
+    ("logins", "list"),
 )
 
 
@@ -167,6 +174,7 @@ def build_config(url: str, folder: Path) -> dict[str, Any]:
             "matrix": {"main": {"token_env": "MATRIX_TOKEN", "homeserver": url, "user": "@bot:localhost"}},
         },
         "http": {"tokens": [{"name": "me", "token_env": "EVERHOLD_TOKEN", "role": "operator"}]},
+        "hooks": {"ci": {"secret_env": "HOOK_SECRET", "scheme": "secret"}},
         "defaults": {"model": "m", "fallback": ["c"], "memories": [*memories, "leaky"]},
         "agents": {"main": {"tools": ["mcp:leak", "mcp:web"]}},
         "policy": {"rules": [{"tool": "*", "do": "allow"}], "after_foreign": "allow"},
@@ -214,7 +222,7 @@ def test_no_secret_of_the_configuration_is_written_or_shown(
             shown[" ".join(words)] = (done.out + done.err).encode()
         home.run_in_process("doctor", "--bundle", str(tmp_path / "bundle.tar.gz"))
         shown["the bundle of doctor"] = read_bundle(tmp_path / "bundle.tar.gz")
-        for route in routes._ROUTES:
+        for route in build_route_table():
             if route.method == "GET" and "{" not in route.path and route.path != "/api/events":
                 shown[f"GET {route.path}"] = call_api(home.path, route.path)
         gateway.process.terminate()
@@ -227,5 +235,7 @@ def test_no_secret_of_the_configuration_is_written_or_shown(
     files = [path for path in home.path.rglob("*") if path.is_file() and path.name != ".env"]
     leaks |= {str(path.relative_to(home.path)): found for path in files if (found := find_secrets(path.read_bytes()))}
     assert leaks == {}
-    assert len(shown) > 30
+    assert len(shown) > 55
+    assert {"GET /api/inbox", "GET /api/hooks", "GET /metrics"} <= set(shown)
+    assert [what for what in shown if shown[what].startswith(b"usage: everhold")] == []
     assert any(path.name.startswith("everhold") and path.suffix == ".db" for path in files)

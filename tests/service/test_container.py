@@ -1,6 +1,6 @@
 """The container's description: what it copies can be built, what it runs exists, nothing secret gets in.
 
-There is no container engine here, so that the image itself is not built; every part of it that needs none is tried.
+`test_image.py` builds and runs the image in `make prove`. Here every part of it is tried that needs no build.
 """
 
 from __future__ import annotations

@@ -205,6 +205,12 @@ async def test_a_role_that_may_only_connect_hears_nothing_and_says_nothing(postg
             assert one.notifier.channel == other.notifier.channel
 
 
+async def test_a_channel_that_everybody_can_name_is_found(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "name_channel", lambda incarnation: "everhold")
+    with pytest.raises(AssertionError):
+        await test_a_role_that_may_only_connect_hears_nothing_and_says_nothing(postgres_url)
+
+
 def open_stranger(owner: psycopg.Connection[tuple[object, ...]], url: str) -> psycopg.Connection[tuple[object, ...]]:
     """Connect as a role that was granted nothing."""
     with contextlib.suppress(psycopg.errors.DuplicateObject):
