@@ -23,7 +23,13 @@ export default defineConfig({
         entryFileNames: "[name].js",
         chunkFileNames: "[name].js",
         assetFileNames: "[name][extname]",
-        codeSplitting: { groups: [{ name: "preact", test: /node_modules/ }] },
+        // `shared` waits for the file of the language, which may therefore import nothing from it
+        codeSplitting: {
+          groups: [
+            { name: "preact", test: /node_modules|words\/count/ },
+            { name: "shared", test: /src\/(api|conversation|live|login|state|ui|router|words\/(en|index))/ },
+          ],
+        },
       },
     },
   },

@@ -5,7 +5,7 @@ import type { FunctionComponent } from "preact";
 import { connection } from "./live/event_stream";
 import { login } from "./login/login";
 import { LoginPage, OfferedLogin } from "./login/login_page";
-import { listPages, PAGES, type Page } from "./pages";
+import { listMenu, PAGES, type Page } from "./pages";
 import { ConversationPage } from "./pages/conversation_page";
 import { buildLink, place } from "./router";
 import { state } from "./state/console_state";
@@ -52,7 +52,7 @@ function Bar() {
 
 function Menu() {
   const current = place.value.page === "session" ? "" : place.value.page;
-  const pages = listPages(state.caller.value);
+  const pages = listMenu(state.caller.value);
   if (!pages.length) return null;
   return (
     <nav class="pages" aria-label={words.pagesLabel}>

@@ -195,6 +195,7 @@ async def test_the_timeline_has_a_row_per_operation(
     page = (await client.get(f"/api/sessions/{session}/timeline", params={"limit": 2})).json()
     rest = (await client.get(f"/api/sessions/{session}/timeline", params={"before": page["next"]})).json()
     assert page["operations"] + rest["operations"] == found["operations"]
+    assert (found["next"], rest["next"]) == (None, None)
 
 
 async def test_the_parts_of_a_context_cover_its_messages(

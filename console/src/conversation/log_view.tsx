@@ -2,6 +2,7 @@
 
 import { useRef } from "preact/hooks";
 import type { EntryView } from "../api/generated";
+import { buildLink } from "../router";
 import { state } from "../state/console_state";
 import { formatExactTime, formatFull } from "../ui/time";
 import { memo } from "../ui/memo";
@@ -45,7 +46,10 @@ const Line = memo(({ entry }: { entry: EntryView }) => (
           {formatExactTime(entry.at)}
         </time>
       </summary>
-      <pre>{JSON.stringify(entry, null, 2)}</pre>
+      <pre tabIndex={0}>{JSON.stringify(entry, null, 2)}</pre>
+      <a class="quiet" href={buildLink("inspect", [state.openId.peek() ?? "", "entry"], { at: String(entry.seq) })}>
+        {words.log.details}
+      </a>
     </details>
   </li>
 ));

@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { ApiError, call } from "../api/client";
+import { buildLink } from "../router";
 import { state } from "../state/console_state";
 import type { OutgoingMessage } from "../state/outbox";
 import { formatBytes } from "../ui/time";
@@ -31,6 +32,7 @@ export function ConversationRow({ row, agent }: { row: Row; agent: string }) {
           <Markdown text={row.text} />
           <Files files={row.files} />
           <PinButton row={row} />
+          {row.thought > 0 && <Reasons seq={row.thought} />}
         </li>
       );
     case "tools":
@@ -49,6 +51,16 @@ export function ConversationRow({ row, agent }: { row: Row; agent: string }) {
     default:
       return <li class={`aside${undone}`}>{row.text}</li>;
   }
+}
+
+// Links to what the model was shown for an answer, and why.
+function Reasons({ seq }: { seq: number }) {
+  const link = (part: string) => buildLink("inspect", [state.openId.value ?? "", part], { at: String(seq) });
+  return (
+    <span class="reasons">
+      <a href={link("why")}>{words.conversation.why}</a> <a href={link("context")}>{words.conversation.context}</a>
+    </span>
+  );
 }
 
 function By({ name, row }: { name: string; row: Row }) {

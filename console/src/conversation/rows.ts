@@ -36,6 +36,7 @@ export interface Row {
   waiting: boolean; // no turn has taken it yet
   cards: ToolCard[];
   files: Attachment[];
+  thought: number; // the model call that made an answer; 0: none is known
 }
 
 const FAILED = ["failed", "interrupted"];
@@ -44,6 +45,7 @@ export function listRows(entries: EntryView[]): Row[] {
   const facts = collectFacts(entries);
   const rows: Row[] = [];
   for (const entry of entries) {
+    if (entry.kind === "thought" && entry.op !== null) facts.thoughts.set(entry.op, entry.seq);
     const row = buildRow(entry, facts);
     if (row) rows.push(row);
   }
@@ -58,10 +60,11 @@ interface Facts {
   cards: Map<string, ToolCard>; // op and call id -> its card
   failed: Map<number, string>; // operation -> the reason of its failure
   explained: Set<number>; // operations whose failure a notice explains
+  thoughts: Map<number, number>; // operation -> its latest model call before the entry at hand
 }
 
 function collectFacts(entries: EntryView[]): Facts {
-  const facts: Facts = { undone: new Set(), pinned: new Set(), taken: new Map(), cards: new Map(), failed: new Map(), explained: new Set() };
+  const facts: Facts = { undone: new Set(), pinned: new Set(), taken: new Map(), cards: new Map(), failed: new Map(), explained: new Set(), thoughts: new Map() };
   const pins = new Map<number, number>(); // the seq of a pin -> the entry it pins
   for (const entry of entries) {
     const { kind, op, seq } = entry;
@@ -116,6 +119,7 @@ function buildRow(entry: EntryView, facts: Facts): Row | null {
     waiting: false,
     cards: [] as ToolCard[],
     files: (body?.attachments ?? []) as Attachment[],
+    thought: (op !== null && facts.thoughts.get(op)) || 0,
   };
   switch (entry.kind) {
     case "heard":

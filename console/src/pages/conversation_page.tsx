@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import { Conversation } from "../conversation/conversation";
 import { LogView } from "../conversation/log_view";
 import { nameSession, SessionList } from "../conversation/session_list";
+import { buildLink } from "../router";
 import { state } from "../state/console_state";
 import { CopyButton } from "../ui/copy";
 import { words } from "../words";
@@ -39,6 +40,9 @@ function Head({ part, turn }: { part: Part; turn: (part: Part) => void }) {
           <CopyButton text={session.id} label={words.conversation.copyId}>
             {words.conversation.id}
           </CopyButton>
+          <a class="quiet" href={buildLink("inspect", [session.id])}>
+            {words.sessions.details}
+          </a>
         </span>
       )}
       <nav class="parts" aria-label={words.conversation.parts}>

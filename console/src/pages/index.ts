@@ -4,14 +4,24 @@ import type { FunctionComponent } from "preact";
 import type { CallerView } from "../api/generated";
 import type { Words } from "../words";
 
+export type PageName = keyof Words["pages"];
+
 export interface Page {
-  name: keyof Words["pages"];
+  name: PageName;
   load: () => Promise<{ default: FunctionComponent }>;
-  operator: boolean; // only operators may see it
+  isForOperators: boolean;
+  isInMenu: boolean;
 }
 
-export const PAGES: Page[] = [];
+function page(name: PageName, load: Page["load"], { isForOperators = true, isInMenu = true } = {}): Page {
+  return { name, load, isForOperators, isInMenu };
+}
 
-export function listPages(caller: CallerView | null): Page[] {
-  return PAGES.filter((page) => !page.operator || caller?.operator);
+export const PAGES: Page[] = [
+  page("sessions", () => import("./sessions_page"), { isForOperators: false }),
+  page("inspect", () => import("./inspect_page"), { isForOperators: false, isInMenu: false }),
+];
+
+export function listMenu(caller: CallerView | null): Page[] {
+  return PAGES.filter((it) => it.isInMenu && (!it.isForOperators || caller?.operator));
 }

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
+from everhold.admin.timeline import TimelineRow
 from everhold.api.errors import ApiError, build_json_response
 from everhold.api.request import ApiCall
 
@@ -23,8 +24,17 @@ async def list_timeline(call: ApiCall) -> Response:
     session = await call.context.find_session(call.caller, call.path["id"])
     rows = await call.context.control.list_timeline(session.id, before=before, limit=limit)
     shown = msgspec.to_builtins(rows)
-    is_last = not rows or rows[-1].op <= 1
-    return build_json_response({"session": session.id, "operations": shown, "next": None if is_last else rows[-1].op})
+    return build_json_response(
+        {"session": session.id, "operations": shown, "next": await _find_next_page(call, session.id, rows)}
+    )
+
+
+async def _find_next_page(call: ApiCall, session: str, rows: list[TimelineRow]) -> int | None:
+    """Return the `before` of the next page; None if this is the last. A page may be short without being the last."""
+    if not rows:
+        return None
+    older = await call.context.store.list_operations(session, before=rows[-1].op, newest_first=True, limit=1)
+    return rows[-1].op if older else None
 
 
 async def compare_contexts(call: ApiCall) -> Response:

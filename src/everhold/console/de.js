@@ -1,4 +1,4 @@
-import { t as count } from "./count.js";
+import { n as count } from "./preact.js";
 var de = {
 	agent: "Agent",
 	copy: "Kopieren",
@@ -14,7 +14,18 @@ var de = {
 		offline: "offline · verbindet neu",
 		denied: "nicht erlaubt"
 	},
-	pages: {},
+	pages: {
+		sessions: "Sitzungen",
+		inspect: "Sitzung"
+	},
+	cancel: "Abbrechen",
+	tryAgain: "Erneut versuchen",
+	earlier: "Frühere zeigen",
+	tokens: (number) => `${number} Tokens`,
+	problem: {
+		unreachable: "everhold antwortet nicht.",
+		logInAgain: "Neu anmelden"
+	},
 	login: {
 		logIn: "Anmelden",
 		logOut: "Abmelden",
@@ -32,7 +43,167 @@ var de = {
 	sessions: {
 		name: "Sitzungen",
 		new: "Neues Gespräch",
-		working: "arbeitet"
+		working: "arbeitet",
+		search: "Titel und Wörter suchen",
+		platform: "Plattform",
+		person: "Person",
+		state: "Zeigen",
+		states: {
+			current: "aktuelle",
+			archived: "archivierte",
+			failed: "zuletzt fehlgeschlagen",
+			all: "alle"
+		},
+		anyAgent: "alle",
+		shown: (number, all) => all ? count(number, "Sitzung", "Sitzungen") : `die letzten ${number} Sitzungen`,
+		turns: (turns) => count(turns, "Zug", "Züge"),
+		failed: "fehlgeschlagen",
+		archived: "archiviert",
+		details: "Einzelheiten"
+	},
+	inspect: {
+		tabs: "Teile der Sitzung",
+		open: "Gespräch",
+		timeline: "Verlauf",
+		context: "Kontext",
+		why: "Gründe",
+		manage: "Verwalten"
+	},
+	timeline: {
+		show: "Zeigen",
+		filters: {
+			all: "alles",
+			failed: "fehlgeschlagene",
+			tools: "mit Werkzeugen",
+			memory: "mit Notizen",
+			compressions: "Kompressionen"
+		},
+		empty: "Kein Vorgang passt.",
+		types: {
+			turn: "Zug",
+			compression: "Kompression",
+			command: "Befehl",
+			job: "Auftrag"
+		},
+		outcomes: {
+			running: "läuft",
+			done: "fertig",
+			failed: "fehlgeschlagen",
+			stopped: "angehalten",
+			interrupted: "unterbrochen",
+			released: "zurückgegeben",
+			refused: "abgelehnt",
+			erased: "gelöscht"
+		},
+		shrunk: (before, after) => `${before} → ${after} Tokens`,
+		attempts: (attempts) => `${attempts} Versuche`,
+		operation: (op, first, last) => `Vorgang ${op}, Einträge ${first} bis ${last}`,
+		trigger: (trigger) => `Auslöser: ${trigger}`,
+		times: (waited, worked) => `${waited} gewartet, ${worked} gearbeitet`,
+		used: (input, cached, output) => `${input} Tokens ein (${cached} aus dem Cache), ${output} aus`,
+		thought: (seq) => `Modellaufruf ${seq}`,
+		differsFrom: (seq) => `Unterschied zu ${seq}`,
+		showReplaced: "Zeigen, was sie ersetzt hat",
+		replaced: (messages) => `Ersetzt: ${count(messages, "Nachricht", "Nachrichten")}`,
+		by: "Durch",
+		undo: "Rückgängig machen",
+		undoCompression: "Die ersetzten Nachrichten kehren in den Kontext zurück.",
+		undoTurn: "Der Zug verlässt den Kontext. Nichts wird gelöscht."
+	},
+	context: {
+		at: "Modellaufruf",
+		nextTurn: "der nächste Zug",
+		compareWith: "Vergleichen mit",
+		nothing: "nichts",
+		next: "Was das Modell jetzt sähe.",
+		exact: "Genau das, was das Modell gesehen hat: Es stimmt mit der gespeicherten Prüfsumme überein.",
+		notRecorded: "Für diesen Aufruf ist keine Prüfsumme gespeichert.",
+		roles: {
+			user: "Person",
+			assistant: "Agent",
+			tool: "Werkzeug",
+			system: "System"
+		},
+		parts: {
+			system: "Anweisungen",
+			tools: "Werkzeuge",
+			compression: "Zusammenfassung",
+			pins: "Angeheftetes",
+			exchange: "Austausch",
+			recall: "Erinnertes"
+		},
+		entries: (first, last) => first === last ? `Eintrag ${first}` : `Einträge ${first} bis ${last}`,
+		difference: (before, after) => `${before} Tokens vorher, ${after} nachher.`,
+		change: "Änderung",
+		changes: {
+			same: "gleich",
+			added: "neu",
+			dropped: "entfallen",
+			compressed: "komprimiert",
+			changed: "geändert"
+		},
+		part: "Teil",
+		before: "Vorher",
+		after: "Nachher"
+	},
+	why: {
+		answer: "Antwort",
+		audience: "Anwesend",
+		budget: "Platz für Erinnerungen",
+		spent: (tokens, budget) => `${tokens} von ${budget} Tokens`,
+		memories: "Gefragt",
+		silent: "Ohne Antwort",
+		toContext: "Den Kontext dieser Antwort zeigen",
+		nothing: "Für diese Antwort wurde dem Modell keine Erinnerung gezeigt.",
+		facts: "Tatsachen über die Anwesenden",
+		shown: "Erinnert",
+		leftOut: "Gefunden und weggelassen",
+		shadow: "Von Gedächtnissen im Schattenbetrieb gefunden, dem Modell nicht gezeigt"
+	},
+	delivery: {
+		title: "Zustellungen",
+		entry: (seq) => `Eintrag ${seq}`,
+		none: "Keine Plattform und kein Gedächtnis muss diesen Eintrag erhalten.",
+		consumer: "An",
+		state: "Zustand",
+		states: {
+			waiting: "wartet",
+			in_flight: "wird gesendet",
+			delivered: "zugestellt",
+			in_doubt: "ungewiss",
+			dead: "aufgegeben",
+			replaying: "wird erneut gesendet",
+			passed: "nichts zu senden"
+		},
+		remote: "ID dort",
+		at: "Zeit",
+		reason: "Grund"
+	},
+	manage: {
+		id: "ID",
+		address: "Adresse",
+		entries: "Einträge",
+		lastEntry: "Letzter Eintrag",
+		title: "Titel",
+		rename: "Umbenennen",
+		archive: "Archivieren",
+		unarchive: "Wieder zeigen",
+		previewCompression: "Kompression vorab ansehen",
+		compress: "Komprimieren",
+		confirmCompress: "Der ältere Teil des Kontexts wird durch eine Zusammenfassung ersetzt. Sie können das rückgängig machen.",
+		branch: "Zweig anlegen",
+		branched: "Der Zweig ist angelegt; das Gespräch nennt ihn.",
+		export: "Exportieren",
+		erase: "Diese Sitzung löschen",
+		eraseAbout: "Löscht alle Worte dieser Sitzung aus dem Protokoll, auch in Zweigen. Das lässt sich nicht rückgängig machen.",
+		planErasure: "Zeigen, was gelöscht würde",
+		records: "Aufzeichnungen, die sie wiederholen",
+		running: "Züge, die enden",
+		branches: "Zweige",
+		delivered: (entries) => `hat ${count(entries, "Eintrag", "Einträge")} erhalten`,
+		eraseElsewhere: "Was eine Plattform oder ein Gedächtnis erhalten hat, bleibt dort. Um auch das zu löschen, vergessen Sie die Person.",
+		confirmErase: "Das lässt sich nicht rückgängig machen.",
+		erased: (entries) => `${count(entries, "Eintrag", "Einträge")} gelöscht`
 	},
 	conversation: {
 		name: "Gespräch",
@@ -50,6 +221,8 @@ var de = {
 		pin: "Anheften",
 		unpin: "Lösen",
 		pinned: "angeheftet",
+		why: "Warum?",
+		context: "Kontext",
 		pinEntry: (pinned, seq) => `Eintrag ${seq} ${pinned ? "lösen" : "anheften"}`,
 		file: "Datei",
 		readNext: "wird als Nächstes gelesen",
@@ -100,7 +273,8 @@ var de = {
 		calls: (tools) => `ruft ${tools.join(", ")}`,
 		usage: (input, output) => `${input} ein, ${output} aus`,
 		covers: (op) => `umfasst alles bis ${op}`,
-		operation: (op) => `Vorgang ${op}`
+		operation: (op) => `Vorgang ${op}`,
+		details: "Zustellungen"
 	}
 };
 export { de };

@@ -79,7 +79,7 @@ function I(n, t, r, u, i, f, o, e, l, c, a) {
 }
 function q(n, t, r, u, i) {
 	var f, o, e, l, c, a, s, p, y, v = r.length, d = v, _ = 0, g = 0, k = n.__k = Array(i);
-	for (f = 0; f < i; f++) null != (o = t[f]) && "boolean" != typeof o && "function" != typeof o ? ("object" != typeof o || o.constructor === String ? o = k[f] = m$3(null, o) : w$3(o) ? o = k[f] = m$3($, { children: o }) : o.constructor === h$3 && o.__b ? o = k[f] = m$3(o.type, o.props, o.key, o.ref, o.__v) : k[f] = o, l = f + _, o.__ = n, o.__b = n.__b + 1, e = null, ~(c = o.__i = P(o, r, l, d)) && (d--, (e = r[c]) && (e.__u |= 2)), e && e.__v ? (o.__u |= 16, c == l - 1 ? _-- : c == l + 1 ? _++ : c != l && (c > l ? _-- : _++, g = 1)) : (~c || (i > v ? _-- : i < v && _++), "function" != typeof o.type && (o.__u |= 4))) : k[f] = null;
+	for (f = 0; f < i; f++) null != (o = t[f]) && "boolean" != typeof o && "function" != typeof o ? ("object" != typeof o || o.constructor === String ? o = k[f] = m$3(null, o) : w$3(o) ? o = k[f] = m$3($, { children: o }) : o.constructor === h$3 && o.__b ? o = k[f] = m$3(o.type, o.props, o.key, o.ref, o.__v) : k[f] = o, l = f + _, o.__ = n, o.__b = n.__b + 1, e = null, ~(c = o.__i = P$1(o, r, l, d)) && (d--, (e = r[c]) && (e.__u |= 2)), e && e.__v ? (o.__u |= 16, c == l - 1 ? _-- : c == l + 1 ? _++ : c != l && (c > l ? _-- : _++, g = 1)) : (~c || (i > v ? _-- : i < v && _++), "function" != typeof o.type && (o.__u |= 4))) : k[f] = null;
 	if (g) {
 		for (a = [], s = [], f = 0; f < i; f++) if ((o = k[f]) && 16 & o.__u) {
 			for (_ = 0, p = a.length; _ < p;) a[y = _ + p >> 1] < o.__i ? _ = y + 1 : p = y;
@@ -101,7 +101,7 @@ function A$2(n, t, r, u) {
 	for (o != e && (!u && r.moveBefore && o.parentNode ? r.moveBefore(o, t) : r.insertBefore(o, t || null)), t = o; (t = t && t.nextSibling) && 8 == t.nodeType && !t.data.startsWith("$s"););
 	return t;
 }
-function P(n, t, r, u) {
+function P$1(n, t, r, u) {
 	var i, f = n.key, o = n.type, e = t[r], l = e && !(2 & e.__u);
 	if (null === e && null == f || l && f == e.key && o == e.type) return r;
 	if (u > (l ? 1 : 0)) {
@@ -341,6 +341,20 @@ function T(n) {
 function w$2(n, r) {
 	var u = y$2(t$1++, 7);
 	return E(u.__H, r) && (u.__ = n(), u.__H = r), u.__;
+}
+function b$2(n, t) {
+	return f$2 = 8, w$2(function() {
+		return n;
+	}, t);
+}
+function P() {
+	var n = y$2(t$1++, 11);
+	if (!n.__) {
+		for (var u = r$1.__v; !u.__m && u.__;) u = u.__;
+		var i = u.__m || (u.__m = [0, 0]);
+		n.__ = "P" + i[0] + "-" + i[1]++;
+	}
+	return n.__;
 }
 function g$2() {
 	var n;
@@ -1074,6 +1088,9 @@ function F() {
 function M() {
 	if (1 === g.push(this)) (n$1.requestAnimationFrame || A)(F);
 }
+function count(number, one, many) {
+	return `${number} ${number === 1 ? one : many}`;
+}
 var f = Symbol.for("pv");
 var o = 0;
 Array.isArray;
@@ -1098,4 +1115,4 @@ function a(t, e, n, u, a, i) {
 	};
 	return (a || i) && (s.__source = a, s.__self = i), n$1.vnode && n$1.vnode(s), s;
 }
-export { A$1 as a, w$2 as c, k$2 as d, x$1 as f, y$1 as i, $ as l, f$1 as n, T as o, x as r, d$2 as s, a as t, Q as u };
+export { y$1 as a, T as c, w$2 as d, $ as f, x$1 as h, x as i, b$2 as l, k$2 as m, count as n, A$1 as o, Q as p, f$1 as r, P as s, a as t, d$2 as u };

@@ -1,0 +1,10 @@
+// Saves a text as a file.
+
+export function saveFile(name: string, text: string, type = "application/x-ndjson"): void {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url));
+}
