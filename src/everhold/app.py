@@ -268,7 +268,13 @@ class GatewayApp:
         """Starts the programs that are not trusted."""
         self.plugin_tools = PluginTools(log=log, clock=self.clock, directory=home.path / "tools")
         self.toolbox = BuiltinToolbox(
-            home=home.path, store=self.store, clock=self.clock, children=self.children, environ=self.environ
+            home=home.path,
+            store=self.store,
+            clock=self.clock,
+            children=self.children,
+            environ=self.environ,
+            search=lambda: self.agents.settings.search,
+            host="" if self.store.is_exclusive else self.hosts.name,
         )
         self.agents = ConfiguredAgents(
             settings,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everhold.assembly.agent_workspaces import AgentWorkspaces
-from everhold.config import parse_settings
+from everhold.config import ConfigError, parse_settings
 from everhold.core.entries import Stamp
 from everhold.core.roles import ChatPlace, PersonRole
 from everhold.errors import InvalidRequest
@@ -78,3 +78,38 @@ async def test_a_configured_folder_is_for_owners_and_never_shows_the_home(
     for path in (home, tmp_path, Path("/"), home / "workspaces", tmp_path / "link"):
         with pytest.raises(InvalidRequest, match=r"\.env and all conversations"):
             await find(path, PersonRole.OWNER)
+
+
+async def test_a_workspace_of_another_host_is_not_used_here(harness: IngressHarness, tmp_path: Path) -> None:
+    settings = parse_settings("agents: {main: {workspace: {host: alpha}}}")
+    for name, is_here in (("alpha", True), ("beta", False), ("", True)):
+        workspaces = AgentWorkspaces(tmp_path / "w", home=tmp_path / "home", store=harness.store, host=name)
+        if is_here:
+            await workspaces.find_workspace(settings.agents["main"], context("fake:1001"))
+        else:
+            with pytest.raises(InvalidRequest, match="is on the host alpha, and this turn runs on beta"):
+                await workspaces.find_workspace(settings.agents["main"], context("fake:1001"))
+
+
+STORE = "store: {url: postgresql://e@db.example/e, shared_paths: [/mnt/shared]}\n"
+
+
+@pytest.mark.parametrize(
+    "store, agent, is_valid",
+    [
+        (STORE, "{tools: [files]}", False),
+        (STORE, "{tools: [shell], workspace: {path: /srv/x}}", False),
+        (STORE, "{tools: [shell], workspace: {path: /mnt/shared-not/x}}", False),
+        (STORE, "{tools: [shell], workspace: {path: /mnt/shared/x}}", True),
+        (STORE, "{tools: [files], workspace: {host: alpha}}", True),
+        (STORE, "{tools: [memory]}", True),
+        ("", "{tools: [files, shell]}", True),
+    ],
+)
+def test_hosts_of_one_store_need_a_host_or_a_shared_path(store: str, agent: str, is_valid: bool) -> None:
+    text = f"{store}agents: {{main: {agent}}}\n"
+    if is_valid:
+        parse_settings(text)
+        return
+    with pytest.raises(ConfigError, match="does not say which host"):
+        parse_settings(text)

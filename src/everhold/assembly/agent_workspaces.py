@@ -25,13 +25,19 @@ class AgentWorkspaces:
     configuration names another folder for owners.
     """
 
-    def __init__(self, directory: Path, *, home: Path, store: Store) -> None:
+    def __init__(self, directory: Path, *, home: Path, store: Store, host: str = "") -> None:
         self.directory = directory
         self._home = home.resolve()
         self._store = store
+        self._host = host
 
     async def find_workspace(self, agent: AgentSettings, context: ToolContext) -> Path:
         """Return the folder for a call. Raises InvalidRequest if the configured folder would show the home."""
+        if agent.workspace.host and self._host and agent.workspace.host != self._host:
+            raise InvalidRequest(
+                f"the workspace is on the host {agent.workspace.host}, and this turn runs on {self._host}",
+                remedy="say so to the person; the files can be reached in a later turn there",
+            )
         if agent.workspace.path is not None and context.role is PersonRole.OWNER:
             path = Path(agent.workspace.path)
             if problem := self.find_path_problem(path):

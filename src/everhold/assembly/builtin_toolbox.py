@@ -13,6 +13,7 @@ from typing import Final
 from everhold.assembly.agent_workspaces import AgentWorkspaces
 from everhold.assembly.skill_library import SkillLibrary
 from everhold.config import AgentSettings, ConfigProblem
+from everhold.config.settings import SearchSettings
 from everhold.infra.child_process import NO_SANDBOX_MEANING, ChildProcesses, SandboxKind
 from everhold.infra.fetch import UrlFetcher
 from everhold.infra.skills import InstalledSkill
@@ -24,11 +25,14 @@ from everhold.tools.files import FindWorkspace, build_file_tools
 from everhold.tools.shell import ShellLimits, ShellTool, find_shell_problem
 from everhold.tools.skill import SkillTool
 from everhold.tools.web_fetch import FetchUrl, WebFetchTool
+from everhold.tools.web_search import WebSearchTool
+from everhold.tools.web_search_services import SEARCH_SERVICES
 
 FILES: Final = "files"
 SKILL: Final = "skill"
 SHELL: Final = "shell"
 WEB_FETCH: Final = "web_fetch"
+WEB_SEARCH: Final = "web_search"
 MAX_PAGE_BYTES: Final = 5_000_000
 FETCH_AGENT: Final = "everhold (an agent gateway)"
 
@@ -46,10 +50,14 @@ class BuiltinToolbox:
         clock: Clock,
         children: ChildProcesses,
         environ: Mapping[str, str],
+        search: Callable[[], SearchSettings] = SearchSettings,
+        host: str = "",
         fetch: FetchUrl | None = None,
     ) -> None:
+        """`host` is the name of this host, for workspaces that are on one of several."""
+        self._search = search
         self._fetch = fetch or UrlFetcher(most_bytes=MAX_PAGE_BYTES, is_packed_allowed=True, agent=FETCH_AGENT)
-        self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store)
+        self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store, host=host)
         self._intents = WriteIntents(home / "workspaces" / ".intents")
         self.skills = SkillLibrary(home)
         self._clock = clock
@@ -66,6 +74,7 @@ class BuiltinToolbox:
             SHELL: lambda: self._build_shell(agent, find_workspace),
             SKILL: lambda: self._build_skill_tool(agent),
             WEB_FETCH: lambda: {WEB_FETCH: WebFetchTool(self._fetch)},
+            WEB_SEARCH: self._build_search,
         }
         return {name: build() for name, build in builders.items() if name in agent.tools}
 
@@ -83,6 +92,13 @@ class BuiltinToolbox:
         )
         folders = tuple(dict.fromkeys(skill.source.root for skill in self._list_offered_skills(agent).values()))
         return {SHELL: ShellTool(find_workspace, self._children, limits, self._environ, folders)}
+
+    def _build_search(self) -> dict[str, Tool]:
+        settings = self._search()
+        if not settings.is_ready or settings.provider is None:
+            return {}
+        service = SEARCH_SERVICES[settings.provider](settings.url or "", settings.api_key)
+        return {WEB_SEARCH: WebSearchTool(service)}
 
     def _list_offered_skills(self, agent: AgentSettings) -> dict[str, InstalledSkill]:
         return self.skills.list_skills(agent) if SKILL in agent.tools else {}
@@ -120,6 +136,11 @@ class BuiltinToolbox:
             path = ("agents", agent.name)
             if SHELL in agent.tools and (problem := self._shell_problems.get(SandboxKind(agent.shell.sandbox))):
                 found.append(_make_problem(f"is not offered: {problem[0]}", problem[1], (*path, SHELL)))
+            if WEB_SEARCH in agent.tools and self._search().provider is None:
+                remedy = "search: {provider: searxng, url: …}; `everhold setup tools` explains the choices"
+                found.append(
+                    _make_problem("is not offered: no search service is configured", remedy, (*path, WEB_SEARCH))
+                )
             if {FILES, SHELL} & set(agent.tools) and agent.workspace.path is not None:
                 place = Path(agent.workspace.path)
                 if reason := self.workspaces.find_path_problem(place):

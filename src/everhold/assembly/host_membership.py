@@ -61,7 +61,7 @@ class HostMembership:
         self._log = log
         self._lease = lease_seconds
         self._owner = owner
-        self._name = name
+        self.name = name
         self._url = ""
         self._renewed_at = clock.monotonic()
         self._digests: dict[str, str] = {}
@@ -73,7 +73,7 @@ class HostMembership:
     @property
     def record(self) -> HostRecord:
         version = HostVersion(program=__version__, schema=self._store.schema_version)
-        return HostRecord(id=self._owner, name=self._name, version=version, url=self._url)
+        return HostRecord(id=self._owner, name=self.name, version=version, url=self._url)
 
     async def join(self) -> None:
         """Register. Raises Refused if a host runs whose version cannot work beside this one."""
@@ -88,7 +88,7 @@ class HostMembership:
             await self._store.remove_host(own.id)
             raise Refused(reason, remedy="upgrade one version at a time, and stop the old hosts first")
         self._renewed_at = self._clock.monotonic()
-        self._log.info("host.joined", host=self._name, others=[it.host.name for it in others])
+        self._log.info("host.joined", host=self.name, others=[it.host.name for it in others])
 
     @property
     def is_cut_off(self) -> bool:
@@ -135,7 +135,7 @@ class HostMembership:
         if self.is_draining:
             return
         self.is_draining = True
-        self._log.info("host.draining", host=self._name)
+        self._log.info("host.draining", host=self.name)
         if self.is_shared:
             await self._store.renew_host(self._owner, lease=self._lease, is_draining=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from everhold.config.errors import KeyPath, format_key_path, suggest_name
@@ -15,6 +16,7 @@ from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.errors import InvalidRequest
 from everhold.infra.secret import SecretString
 
+WORKSPACE_TOOLS: Final = frozenset({"files", "shell"})
 MIN_HOOK_SECRET_CHARS: Final = 16
 _STRONG_TOKEN_REMEDY: Final = "create one with `openssl rand -hex 32` and write it to .env"
 
@@ -29,6 +31,7 @@ def check_consistency(it: ResolvedConfig) -> None:
         _check_models(it, _as_mapping(agent), path, models)
         _check_tools(it, _as_mapping(agent), path, mcp)
         _check_owners(it, _as_mapping(agent), path, people)
+        _check_workspace(it, _as_mapping(agent), path)
         for place, target in _iterate_texts(_as_mapping(agent).get("send_to")):
             kind, _, other = target.partition(":")
             if kind == "agent":
@@ -136,6 +139,25 @@ def _check_tools(it: ResolvedConfig, agent: RawSection, path: KeyPath, mcp: RawS
         if kind == "mcp":
             _check_known_name(it, (*path, "tools", place), server, mcp, "server", "mcp")
             _check_server_name(it, (*path, "tools", place), server, seen)
+
+
+def _check_workspace(it: ResolvedConfig, agent: RawSection, path: KeyPath) -> None:
+    """Report a workspace that would be another folder on each host of a shared store."""
+    store, workspace = _as_mapping(it.data.get("store")), _as_mapping(agent.get("workspace"))
+    tools = {tool for _, tool in _iterate_texts(agent.get("tools"))} & WORKSPACE_TOOLS
+    if not tools or not (store.get("url") or store.get("url_env")) or workspace.get("host"):
+        return
+    given = workspace.get("path")
+    place = Path(given).expanduser() if isinstance(given, str) else None
+    if place is not None and any(
+        place.is_relative_to(Path(it_).expanduser()) for _, it_ in _iterate_texts(store.get("shared_paths"))
+    ):
+        return
+    it.report_problem(
+        (*path, "workspace"),
+        f"does not say which host has the folder of {' and '.join(sorted(tools))}, and hosts share this store",
+        "workspace: {host: NAME}, or a path in store.shared_paths",
+    )
 
 
 def _check_server_name(it: ResolvedConfig, path: KeyPath, server: str, seen: Iterable[str]) -> None:

@@ -31,6 +31,7 @@ from everhold.config.settings import (
     McpSettings,
     MemorySettings,
     ModelSettings,
+    SearchSettings,
     StoreSettings,
     TokenSettings,
     ToolSettings,
@@ -72,6 +73,8 @@ def resolve_document(
     _resolve_http(it, data.get("http"))
     if tables["mcp"] is not None:
         it.data["mcp"] = {name: _resolve_mcp_server(it, name, raw) for name, raw in tables["mcp"].items()}
+    if isinstance(data.get("search"), dict):
+        it.data["search"] = resolve_section(it, data["search"], SearchSettings, ("search",), needs=("search",))
     if tables["hooks"] is not None:
         it.data["hooks"] = {name: _resolve_hook(it, name, raw) for name, raw in tables["hooks"].items()}
     return it

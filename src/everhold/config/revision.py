@@ -40,6 +40,7 @@ def compute_agent_signature(settings: Settings, agent: AgentSettings, *, salt: b
     parts += [settings.models[name] for name in sorted(set(agent.list_models()))]
     parts += [settings.tools[name] for name in sorted(set(agent.tools) & set(settings.tools))]
     parts += [settings.mcp[name] for name in sorted(set(servers))]
+    parts += [settings.search] if "web_search" in agent.tools else []
     return _compute_digest([settings.timezone, *(_to_canonical(part, salt) for part in parts)], salt)
 
 

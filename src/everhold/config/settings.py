@@ -38,6 +38,7 @@ from everhold.config.values import (
     PolicyPlace,
     RoleName,
     SandboxName,
+    SearchProviderName,
     SessionSharing,
     StoreUrl,
     Text,
@@ -325,6 +326,9 @@ class WorkspaceSettings(ConfigSection):
     path: AbsolutePath | None = None
     """The folder that turns of owners work in, such as `~/projects/x`. All others have a folder of their own in the
     home: each person, and each group."""
+    host: Text | None = None
+    """Where the folders are, if several hosts share a store: the name of a host in `everhold hosts`. Not needed for a
+    `path` in `store.shared_paths`."""
 
 
 class ShellSettings(ConfigSection):
@@ -367,9 +371,9 @@ class AgentSettings(ConfigSection):
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach", "schedule", "skill")
-    """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `skill`, `files`, `shell`, `web_fetch`, an
-    installed plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs: owner}` refuses a
-    tool to turns below that role."""
+    """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `skill`, `files`, `shell`, `web_fetch`,
+    `web_search`, an installed plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs:
+    owner}` refuses a tool to turns below that role."""
     workspace: WorkspaceSettings = WorkspaceSettings()
     """The folder of the tools `files` and `shell`."""
     shell: ShellSettings = ShellSettings()
@@ -519,6 +523,30 @@ class McpSettings(ConfigSection):
     @property
     def is_ready(self) -> bool:
         return not self.missing
+
+
+class SearchSettings(ConfigSection):
+    provider: SearchProviderName | None = None
+    """The search service of the tool `web_search`: `searxng` (your own instance, whose `search.formats` contain
+    `json`), `brave` or `tavily`."""
+    url: Url | None = None
+    """The address of the service: required for `searxng`; the usual one for the others."""
+    api_key_env: EnvName | None = None
+    """The variable with the key: required for `brave` and `tavily`."""
+    api_key: SecretString | None = Field(default=None, validation_alias="=api_key")
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+
+    @model_validator(mode="after")
+    def _check_provider(self) -> SearchSettings:
+        if self.provider == "searxng" and self.url is None:
+            raise build_value_error("needs the url of your SearXNG", "url: http://localhost:8080")
+        if self.provider in ("brave", "tavily") and self.api_key_env is None:
+            raise build_value_error(f"needs a key for {self.provider}", "api_key_env: SEARCH_API_KEY")
+        return self
+
+    @property
+    def is_ready(self) -> bool:
+        return self.provider is not None and not self.missing
 
 
 class HookSettings(ConfigSection):
@@ -757,6 +785,8 @@ class Settings(ConfigSection):
     """MCP servers by the name you give them."""
     policy: PolicySettings = PolicySettings()
     """Which tool calls run, which need a person's approval, and which are refused."""
+    search: SearchSettings = SearchSettings()
+    """The search service of the tool `web_search`."""
     hooks: NamedTable[HookSettings] = Field(default_factory=make_empty_mapping)
     """Webhooks: what other services send to `POST /hooks/NAME`."""
     loops: LoopSettings = LoopSettings()

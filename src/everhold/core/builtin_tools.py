@@ -43,6 +43,7 @@ BUILTIN_TOOLS: Final = (
     BuiltinTool(name="skill", selectable=True, own_words=True),
     BuiltinTool(name="shell", selectable=True, own_words=False, command="command"),
     BuiltinTool(name="web_fetch", selectable=True, own_words=False, sends="url"),
+    BuiltinTool(name="web_search", selectable=True, own_words=False, sends="query"),
 )
 
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
