@@ -271,4 +271,6 @@ def _format_summary(compression: Compressed) -> str:
 
 
 def fingerprint_request(request: ModelRequest) -> str:
-    return hashlib.sha256(msgspec.json.encode(request)).hexdigest()
+    """Return the digest without `files`, because the messages name their files by hash."""
+    digested = {name: getattr(request, name) for name in ("system", "messages", "tools", "params")}
+    return hashlib.sha256(msgspec.json.encode(digested)).hexdigest()
