@@ -36,6 +36,7 @@ from bench.security import security_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
 from bench.telegram import telegram_rows
+from bench.traces import trace_rows
 from bench.turn import flat_rows, turn_rows
 from everhold.cli.commands.up import freeze_garbage_collector
 
@@ -68,6 +69,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "destroyed-disk": destroyed_disk_rows,
     "audit": audit_rows,
     "monitoring": monitoring_rows,
+    "traces": trace_rows,
     "security": security_rows,
     "postgres": postgres_rows,
 }

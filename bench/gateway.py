@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -79,7 +79,9 @@ def model(stream_seconds: float = 0.0) -> Iterator[str]:
 class Gateway:
     """`everhold up` on a home, running until `close`."""
 
-    def __init__(self, directory: Path, *, config: str, program: str = "everhold") -> None:
+    def __init__(
+        self, directory: Path, *, config: str, program: str = "everhold", environ: Mapping[str, str] | None = None
+    ) -> None:
         home = Home(directory).create()
         home.config.write_text(config)
         home.config.chmod(0o600)
@@ -90,7 +92,7 @@ class Gateway:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**_plain_environment(), "EVERHOLD_OPERATOR_TOKEN": TOKEN},
+            env={**_plain_environment(), "EVERHOLD_OPERATOR_TOKEN": TOKEN, **(environ or {})},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

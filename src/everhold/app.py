@@ -75,7 +75,7 @@ from everhold.ports.plugin import SupportsPackageCheck
 from everhold.ports.store_files import OpenStore
 from everhold.telemetry.log_file import LogFeed
 from everhold.telemetry.logs import StructuredLogger
-from everhold.telemetry.traces.otlp import OtlpExporter, read_trace_settings
+from everhold.telemetry.traces.otlp import CONTENT_VARIABLE, OtlpExporter, read_trace_settings
 from everhold.telemetry.traces.spans import ModelDescription
 from everhold.tools.attach import AttachTool
 from everhold.tools.mcp import MCP_PREFIX, McpServers, list_server_names
@@ -105,6 +105,12 @@ TRACES_CLAIM_SECONDS: Final = 5.0
 """How often a host asks for the export of traces that another one holds."""
 INDEX_INTERVAL_SECONDS: Final = 2.0
 """How often the search index catches up. A search does not wait for this, because it catches up itself first."""
+CAPTURE_RISK: Final = ConfigProblem(
+    "what people say is sent to the collector of traces, and forgetting a person does not delete it there",
+    f"unset {CONTENT_VARIABLE}",
+    path=("traces",),
+    fatal=False,
+)
 _CATALOGUES: Final[dict[str, Any]] = {
     "models": MODEL_PLUGINS, "memories": MEMORY_PLUGINS, "platforms": PLATFORM_PLUGINS, "tools": TOOL_PLUGINS,
 }  # fmt: skip
@@ -474,6 +480,7 @@ class GatewayApp:
             clock=self.clock,
             log=self.log,
             metrics=self.gates.metrics,
+            redact=self.log.redaction.scrub_text,
         )
 
     def _describe_model(self, name: str) -> ModelDescription:
@@ -871,7 +878,12 @@ class GatewayApp:
     def _list_risks(self) -> tuple[ConfigProblem, ...]:
         """What works as configured and is dangerous."""
         agents = self.agents.settings.agents.values()
-        return (*self.mcp.list_risks(), *self.toolbox.list_risks(agents), *self.agents.memories.list_risks())
+        return (
+            *self.mcp.list_risks(),
+            *self.toolbox.list_risks(agents),
+            *self.agents.memories.list_risks(),
+            *([CAPTURE_RISK] if self.traces is not None and self.traces.captures_content else []),
+        )
 
     def _list_restart_settings(self, settings: Settings) -> list[str]:
         # the settings of HTTP do not matter to a process that does not serve it

@@ -11,12 +11,13 @@ import pytest
 
 from everhold.core.trace_ids import make_trace_id
 from everhold.errors import InvalidRequest
-from everhold.telemetry.traces.otlp import TraceSettings, read_trace_settings
+from everhold.telemetry.traces.otlp import CONTENT_VARIABLE, OtlpExporter, TraceSettings, read_trace_settings
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ApiGateway
 from tests.telemetry.otlp_receiver import OtlpReceiver, read_attributes
 from tests.waiting import wait_until
 
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
@@ -54,7 +55,8 @@ async def traced(
 async def ask(gateway: ApiGateway, text: str) -> str:
     """Ask, wait for the answer, and return the session."""
     async with gateway.client() as client:
-        answer = await client.post("/api/messages", json={"chat": "c", "text": text})
+        message = {"chat": "c", "text": text}
+        answer = await client.post("/api/messages", json=message, headers={"traceparent": CALLER})
         assert answer.status_code == 202, answer.text
         session: str = answer.json()["session"]
     await gateway.wait_until_idle(session)
@@ -80,6 +82,8 @@ async def test_a_turn_reaches_a_collector(traced: ApiGateway, receiver: OtlpRece
     (scope,) = {it.schema_url for request in receiver.resources for it in request.scope_spans}
     assert scope == "https://opentelemetry.io/schemas/1.41.1"
     assert receiver.headers[0]["x-key"] == "abc"
+    (caller,) = root.links
+    assert f"00-{caller.trace_id.hex()}-{caller.span_id.hex()}-01" == CALLER
     assert "secret word" not in repr(receiver.requests)
 
 
@@ -112,6 +116,20 @@ async def test_spans_that_the_receiver_cannot_read_are_dropped(traced: ApiGatewa
     assert "traces.rejected" in traced.log.getvalue()
 
 
+async def test_words_are_sent_on_request_without_secrets_and_status_says_so(
+    traced: ApiGateway, receiver: OtlpReceiver
+) -> None:
+    await traced.stop()
+    traced.environ = {**traced.environ, CONTENT_VARIABLE: "SPAN_ONLY"}
+    await traced.start()
+    (problem,) = traced.running.describe()["risks"]
+    assert CONTENT_VARIABLE in problem["remedy"]
+    await ask(traced, "a secret word and sk-abcdefghijklmnopqrstuvwxyz0123456789")
+    await wait_until(lambda: len(receiver.spans) >= 2)
+    assert "a secret word and" in repr(receiver.requests)
+    assert "sk-abcdefghijklmnopqrstuvwxyz0123456789" not in repr(receiver.requests)
+
+
 # -- the variables
 
 
@@ -126,6 +144,10 @@ def test_traces_are_off_unless_an_endpoint_is_set() -> None:
 
 
 def test_the_variables_of_batches_are_read() -> None:
+    for value, found in (("SPAN_ONLY", True), ("span_and_event", True), ("NO_CONTENT", False), ("EVENT_ONLY", False)):
+        settings = read_trace_settings({ENDPOINT: "http://x", CONTENT_VARIABLE: value})
+        assert settings is not None
+        assert settings.captures_content is found
     asked = {ENDPOINT: "http://x", "OTEL_BSP_SCHEDULE_DELAY": "250", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "many"}
     assert read_trace_settings(asked) == TraceSettings(delay_seconds=0.25, batch_spans=512)
 
@@ -148,8 +170,6 @@ async def test_a_variable_that_cannot_be_followed_is_shown_and_stops_nothing(gat
 
 def test_a_sampler_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
-    from everhold.telemetry.traces.otlp import OtlpExporter
-
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
     exporter = OtlpExporter("1.0")

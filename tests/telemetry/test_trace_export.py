@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from everhold.admin.trace_export import CURSOR_KEY, MAX_KEPT_ENTRIES, TraceExport
 from everhold.core.entries import (
     Called,
+    ChatLocation,
     Compressed,
     Ended,
     EntryBody,
     EntryDraft,
     ModelUsage,
     Returned,
+    Said,
     Thought,
     ToolCall,
 )
 from everhold.core.recall import MemoryAnswer, RecallRecord, RecallTarget
 from everhold.core.recall_blobs import pack_record
-from everhold.core.trace_ids import OPERATION_SPAN, make_span_id, make_trace_id
-from everhold.ports.store import StateNamespace, Step, Store
+from everhold.core.trace_ids import OPERATION_SPAN, make_span_id, make_trace_id, parse_traceparent
+from everhold.ports.store import CursorUpdate, DeadLetter, Receipt, StateNamespace, Step, Store, Wakeup
 from everhold.stores.postgres import PostgresStore
 from everhold.stores.sqlite import SqliteStore
 from everhold.telemetry.metric_registry import MetricRegistry
 from everhold.telemetry.metrics import TRACE_EXPORTS_FAILED_TOTAL, TRACE_SPANS_TOTAL
 from everhold.telemetry.traces.otlp import ExportOutcome, TraceSettings
 from everhold.telemetry.traces.spans import ModelDescription, TraceSpan
-from everhold.testing.contracts.store_scenario import SeededRandom, StoreClock, StoreScenario
-from everhold.testing.gateway import RecordingLogger
+from everhold.testing.contracts.store_scenario import SeededRandom, StoreClock, StoreScenario, make_heard
+from everhold.testing.fakes import FakeMemoryProvider
+from everhold.testing.gateway import InProcessGateway, RecordingLogger
 
 SECRET = "the words of a message"
 
@@ -89,16 +94,17 @@ class TracedStore:
         self.clock = ManualClock()
         self.metrics = MetricRegistry(self.clock)
 
-    def start_process(self, *, batch_spans: int = 512) -> TraceExport:
+    def start_process(self, *, batch_spans: int = 512, captures_content: bool = False) -> TraceExport:
         """Return the consumer of a process that has just started."""
         return TraceExport(
             self.store,
             exporter=self.collector,
-            settings=TraceSettings(delay_seconds=1.0, batch_spans=batch_spans),
+            settings=TraceSettings(delay_seconds=1.0, batch_spans=batch_spans, captures_content=captures_content),
             describe_model=lambda name: ModelDescription("openai", "gpt-x") if name == "smart" else ModelDescription(),
             clock=self.clock,
             log=RecordingLogger(),
             metrics=self.metrics,
+            redact=lambda text: text,
         )
 
     async def start_export(self, **options: Any) -> TraceExport:
@@ -107,13 +113,28 @@ class TracedStore:
         assert await export.export_new()
         return export
 
+    async def settle(self, consumer: str, upto: int, *receipts: Receipt, **rest: Any) -> None:
+        """Let a consumer process the log up to an entry."""
+        await self.scenario.commit(wakeups=(Wakeup(consumer=consumer, start=0),), at=20.0)
+        claim = await self.scenario.claim_cursor(consumer, at=20.0)
+        update = CursorUpdate(processed_seq=upto, release=True)
+        await self.scenario.commit(claim=claim, cursor=update, receipts=receipts, at=20.0, **rest)
+
     async def add(self, op: int, body: EntryBody, at: float, **rest: Any) -> None:
         draft = EntryDraft(body=body, author="agent:main", op=op)
         await self.scenario.commit(draft, at=at, op=op, step=Step.THINK, **rest)
 
-    async def commit_turn(self, at: float = 10.0) -> int:
+    async def find_seqs(self, op: int) -> tuple[int, int]:
+        """Return the seqs of the reply and of the end of an operation."""
+        entries = [it for it in await self.store.list_entries("s") if it.op == op]
+        return next(it.seq for it in entries if it.kind == "said"), entries[-1].seq
+
+    async def commit_turn(self, at: float = 10.0, *, trace: str = "") -> int:
         """Commit a turn with a recall, two model calls and two tools. Return its operation."""
-        seq = await self.scenario.commit_heard(SECRET, at=at - 3)
+        heard = msgspec.structs.replace(make_heard(SECRET), trace=trace)
+        draft = EntryDraft(body=heard, author="person:ada")
+        wakeups = (Wakeup(consumer="turn"),)
+        seq = (await self.scenario.commit(draft, at=at - 3, step=Step.ACCEPT, wakeups=wakeups)).seqs[0]
         claim = await self.scenario.claim_cursor(at=at)
         op = await self.scenario.begin_operation(seq, claim=claim, at=at)
         record = RecallRecord(
@@ -140,8 +161,10 @@ class TracedStore:
         return op
 
     async def end(self, op: int, at: float, *, claim: Any, usage: ModelUsage) -> None:
-        ended = EntryDraft(body=Ended(outcome="done", reason=SECRET, usage=usage), author="agent:main", op=op)
-        await self.scenario.commit(ended, at=at, op=op, claim=claim, step=Step.END)
+        said = Said(text=SECRET, to=ChatLocation(platform="test", account="bot", chat="c"))
+        ended = Ended(outcome="done", reason=SECRET, usage=usage)
+        drafts = [EntryDraft(body=body, author="agent:main", op=op) for body in (said, ended)]
+        await self.scenario.commit(*drafts, at=at, op=op, claim=claim, step=Step.END)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -207,6 +230,136 @@ async def test_a_turn_is_one_trace_with_its_recall_model_and_tool_spans(traced: 
     assert get_span(spans, "execute_tool send").attributes["everhold.effect"] == "once"
     assert get_span(spans, "search_memory builtin").attributes["everhold.items"] == 3
     assert SECRET not in repr(spans), "no word of a message is exported"
+
+
+async def test_deliveries_are_traces_with_a_link_to_the_turn(traced: TracedStore) -> None:
+    export = await traced.start_export()
+    op = await traced.commit_turn(at=10.0)
+    await traced.scenario.commit(wakeups=(Wakeup(consumer="memory:far", start=0),), at=18.0)
+    await export.export_new()
+    said, ended = await traced.find_seqs(op)
+    traced.collector.spans.clear()
+    receipt = Receipt(consumer="platform:test:bot", session="s", seq=said, remote="m1", at=20.5, in_doubt=True)
+    await traced.settle("platform:test:bot", said, receipt)
+    traced.clock.at += 10
+    await export.export_new()
+    (span,) = traced.collector.spans
+    turn = make_trace_id("s", op)
+    assert (span.name, span.kind, span.start, span.end) == ("deliver test", "producer", 18.0, 20.0)
+    assert span.links == ((turn, make_span_id(turn, OPERATION_SPAN)),)
+    assert span.trace_id != turn
+    assert span.attributes == {
+        "gen_ai.conversation.id": "s",
+        "everhold.op": op,
+        "everhold.items": 1,
+        "everhold.doubtful": True,
+        "everhold.lag_seconds": 2.0,
+        "everhold.platform": "test",
+        "everhold.account": "bot",
+    }
+    after = traced.start_process()  # the process died while the memory was behind
+    traced.collector.spans.clear()
+    dead = DeadLetter(consumer="memory:far", session="s", seq=ended, reason=SECRET, at=21.0)
+    await traced.settle("memory:far", ended, dead_letters=(dead,))
+    await after.export_new()
+    (span,) = traced.collector.spans
+    assert (span.name, span.kind, span.error) == ("upsert_memory far", "client", "dead_letter")
+    assert span.links == ((turn, make_span_id(turn, OPERATION_SPAN)),)
+    assert SECRET not in repr(span)
+    traced.clock.at += 1_000
+    traced.collector.spans.clear()
+    await after.export_new()
+    await traced.start_process().export_new()
+    assert traced.collector.spans == [], "each delivery has one span"
+
+
+def test_a_turn_of_a_gateway_has_spans_of_its_deliveries(tmp_path: Path) -> None:
+    gateway, collector = InProcessGateway(tmp_path), Collector()
+    gateway.runtimes.memories["far"] = FakeMemoryProvider()
+    with gateway.run_started():
+        export = TraceExport(
+            gateway.store,
+            exporter=collector,
+            settings=TraceSettings(delay_seconds=1.0, batch_spans=512),
+            describe_model=lambda name: ModelDescription(),
+            clock=gateway.clock,
+            log=gateway.logger,
+            metrics=MetricRegistry(gateway.clock),
+        )
+        gateway.run(export.export_new())
+        gateway.send_message("hello")
+        gateway.run_until_idle(300.0)
+        gateway.run(export.export_new())
+        assert sorted(collector.list_names()) == [
+            "chat echo",
+            "deliver fake",
+            "invoke_agent main",
+            "upsert_memory far",
+        ]
+        assert {len(span.links) for span in collector.spans if span.name.startswith(("deliver", "upsert"))} == {1}
+
+
+async def test_deliveries_that_are_followed_are_bounded(traced: TracedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everhold.admin.trace_deliveries.MAX_FOLLOWED", 2)
+    export = await traced.start_export()
+    await traced.scenario.commit(wakeups=(Wakeup(consumer="memory:far", start=0),), at=2.0)
+    for number in range(4):
+        await traced.commit_turn(at=100.0 * (number + 1))
+    await export.export_new()
+    assert traced.metrics.get_counts(TRACE_SPANS_TOTAL)["skipped",] == 2.0
+    record = await traced.store.get_state_record(StateNamespace.TRACE_EXPORT, CURSOR_KEY)
+    assert record is not None
+    assert len(msgspec.json.decode(record.value)["followed"]) == 2
+
+
+async def test_a_turn_has_a_link_to_the_program_that_asked(traced: TracedStore) -> None:
+    export = await traced.start_export()
+    await traced.commit_turn(trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    await export.export_new()
+    root = get_span(traced.collector.spans, "invoke_agent main")
+    assert root.links == (("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00-0-0-01",
+        f"00-{'0' * 32}-b7ad6b7169203331-01",
+        f"00-{'a' * 32}-{'0' * 16}-01",
+        f" ff-{'a' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'b' * 16}-01-more",
+        f"00-{'A' * 32}-{'b' * 16}-01",
+        f"01-{'a' * 32}-{'b' * 16}-01-{'x' * 9_999}",
+    ],
+)
+def test_an_invalid_traceparent_is_ignored(text: str) -> None:
+    assert parse_traceparent(text) is None
+
+
+def test_a_traceparent_of_a_later_version_is_understood_and_only_its_ids_are_kept() -> None:
+    found = parse_traceparent(f" 01-{'a' * 32}-{'b' * 16}-00-more ")
+    assert found == ("a" * 32, "b" * 16)
+    assert found.traceparent == f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+async def test_words_are_exported_only_on_request(traced: TracedStore) -> None:
+    export = await traced.start_export(captures_content=True)
+    await traced.commit_turn()
+    await export.export_new()
+    spans = traced.collector.spans
+    asked = get_span(spans, "chat smart").attributes
+    assert json.loads(str(asked["gen_ai.input.messages"])) == [
+        {"role": "user", "parts": [{"type": "text", "content": SECRET}]}
+    ]
+    (answer,) = json.loads(str(asked["gen_ai.output.messages"]))
+    assert [part["type"] for part in answer["parts"]] == ["text", "tool_call", "tool_call"]
+    assert "gen_ai.input.messages" not in get_span(spans, "chat other").attributes
+    tool = get_span(spans, "execute_tool search").attributes
+    assert (tool["gen_ai.tool.call.arguments"], tool["gen_ai.tool.call.result"]) == (
+        json.dumps({"q": SECRET}, separators=(",", ":")),
+        SECRET,
+    )
 
 
 async def test_a_compression_has_a_trace_and_a_command_has_none(traced: TracedStore) -> None:

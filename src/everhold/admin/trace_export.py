@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from everhold.admin.trace_deliveries import DeliveryFollower, FollowedOperation
 from everhold.core.entries import Entry, EntryKind, StoredRecord, Thought, list_consumed_seqs
 from everhold.core.recall import MemoryAnswer
 from everhold.core.recall_blobs import read_record
@@ -23,6 +24,7 @@ from everhold.ports.log import EventLogger
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step, Store
 from everhold.telemetry.metric_registry import MetricRegistry
 from everhold.telemetry.metrics import TRACE_EXPORTS_FAILED_TOTAL, TRACE_SPANS_TOTAL
+from everhold.telemetry.traces.content import ContentCapture
 from everhold.telemetry.traces.otlp import SpanExporter, TraceSettings
 from everhold.telemetry.traces.spans import (
     ModelDescription,
@@ -47,6 +49,8 @@ class TraceCursor(StoredRecord, frozen=True):
 
     pos: int
     """All spans of operations that ended up to here were taken by the collector."""
+    followed: tuple[FollowedOperation, ...] = ()
+    """Operations whose deliveries have no span yet."""
 
 
 class _KeptEntries(Struct):
@@ -95,6 +99,7 @@ class TraceExport:
         clock: Clock,
         log: EventLogger,
         metrics: MetricRegistry,
+        redact: Callable[[str], str] = str,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
@@ -107,7 +112,7 @@ class TraceExport:
         self._sleep = sleep
         self._version = 0
         """Of the cursor's record. 0: it was not read."""
-        self._saved_pos = 0
+        self._saved: TraceCursor | None = None
         self._pos = 0
         """Entries up to here were read."""
         self._spans: list[TraceSpan] = []
@@ -116,6 +121,13 @@ class TraceExport:
         self._is_failing = False
         self._kept = _KeptEntries({}, {})
         self._agents: dict[str, str] = {}
+        self._deliveries = DeliveryFollower(store, clock=clock)
+        self._capture = ContentCapture(redact) if settings.captures_content else None
+
+    @property
+    def captures_content(self) -> bool:
+        """Whether what was said is in the spans."""
+        return self._capture is not None
 
     def get_seconds_behind(self) -> float:
         """Return how old the oldest entry is whose spans were not exported; 0 if all were."""
@@ -155,6 +167,7 @@ class TraceExport:
                 if len(self._spans) >= self._settings.batch_spans and not await self._flush():
                     return False
             await asyncio.sleep(0)  # let other tasks run
+        self._spans += await self._deliveries.collect_spans()
         if not await self._flush():
             return False
         self._behind_since = None
@@ -177,14 +190,17 @@ class TraceExport:
             await self._save_cursor()
             return
         self._version = record.version
-        self._pos = self._saved_pos = msgspec.json.decode(record.value, type=TraceCursor).pos
-        last = await self._store.last_pos()
-        if self._pos > last:  # the store was restored to an earlier time
-            self._pos = last
+        self._saved = msgspec.json.decode(record.value, type=TraceCursor)
+        self._deliveries.restore(self._saved.followed)
+        # it is behind the end if the store was restored to an earlier time
+        self._pos = min(self._saved.pos, await self._store.last_pos())
 
     async def _save_cursor(self) -> None:
         """Not durable at once, because a cursor that a power failure sets back repeats spans with the same ids."""
-        value = msgspec.json.encode(TraceCursor(self._pos)).decode()
+        cursor = TraceCursor(self._pos, self._deliveries.followed)
+        if cursor == self._saved:
+            return
+        value = msgspec.json.encode(cursor).decode()
         write = StateWrite(namespace=StateNamespace.TRACE_EXPORT, key=CURSOR_KEY, value=value, version=self._version)
         change = Change(step=Step.STATE, session="", at=self._clock.now(), state_writes=(write,), durable=False)
         try:
@@ -193,7 +209,7 @@ class TraceExport:
             self._version = 0
             return
         self._version += 1
-        self._saved_pos = self._pos
+        self._saved = cursor
 
     async def _flush(self) -> bool:
         """Send the spans, and move the cursor. Return whether the collector took or refused them."""
@@ -210,8 +226,10 @@ class TraceExport:
             if outcome == "rejected":
                 self._log.error("traces.rejected", spans=len(self._spans), remedy="see the collector's log")
             self._spans = []
-        if self._pos != self._saved_pos:
-            await self._save_cursor()
+        if self._deliveries.skipped:
+            self._metrics.count(TRACE_SPANS_TOTAL, "skipped", amount=self._deliveries.skipped)
+            self._deliveries.skipped = 0
+        await self._save_cursor()
         return True
 
     # -- spans
@@ -234,10 +252,11 @@ class TraceExport:
             agent=agent,
             op=op,
             entries=entries,
-            asked_at=await self._find_asked_at(ended.session, entries),
+            heard=await self._find_heard(ended.session, entries),
             recalls=await self._load_recalls(entries),
         )
-        return build_operation_spans(traced, self._describe_model)
+        self._deliveries.add(ended.session, op, entries)
+        return build_operation_spans(traced, self._describe_model, capture=self._capture)
 
     async def _find_agent(self, session: str) -> str:
         agent = self._agents.get(session)
@@ -247,12 +266,9 @@ class TraceExport:
             agent = self._agents[session] = (await self._store.get_session(session)).agent
         return agent
 
-    async def _find_asked_at(self, session: str, entries: list[Entry]) -> float | None:
+    async def _find_heard(self, session: str, entries: list[Entry]) -> list[Entry]:
         seqs = list_consumed_seqs(entries)
-        heard = [self._kept.take_heard(session, seq) for seq in seqs]
-        if seqs and heard[0] is None:
-            heard[0] = await self._store.get_entry(session, seqs[0])
-        return min((entry.at for entry in heard if entry is not None), default=None)
+        return [self._kept.take_heard(session, seq) or await self._store.get_entry(session, seq) for seq in seqs]
 
     async def _load_recalls(self, entries: list[Entry]) -> dict[str, Mapping[str, MemoryAnswer]]:
         digests = {entry.body.why for entry in entries if isinstance(entry.body, Thought) and entry.body.why}

@@ -153,12 +153,13 @@ class ApiContext:
         return self.control.gates.clock.now()
 
     def build_incoming_message(
-        self, caller: ApiCaller, *, agent: str, chat: str, text: str, sender: str, id: str
+        self, caller: ApiCaller, *, agent: str, chat: str, text: str, sender: str, id: str, trace: str = ""
     ) -> IncomingMessage:
-        """Return a message from `sender` in their chat of this name. If the caller speaks for another, it says so."""
+        """Return a message from `sender` in their chat of this name. If the caller speaks for another, it says so.
+        `trace` is the request's `traceparent`."""
         origin = http.locate_chat(chat=chat, sender=sender, local=sender == self.local_person, id=id)
         via = caller.account if caller.operator and sender != caller.sender else ""
-        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin, via=via)
+        return http.build_incoming_message(agent=agent, text=text, sender=sender, origin=origin, via=via, trace=trace)
 
     async def find_session(self, caller: ApiCaller, name: str) -> Session:
         """Return a session that this caller may see. Raises NotFound for others."""

@@ -71,7 +71,7 @@ def _make_incoming_message(call: ApiCall, given: schemas.MessageRequest) -> Inco
                 400, "invalid_request", "`directory` and `repo` belong to a `location`", remedy="leave them out"
             )
         return call.context.build_incoming_message(
-            call.caller, agent=agent, chat=given.chat, text=given.text, sender=sender, id=id
+            call.caller, agent=agent, chat=given.chat, text=given.text, sender=sender, id=id, trace=call.traceparent
         )
     if given.chat is not None:
         raise ApiError(

@@ -103,7 +103,7 @@ async def _stream_session_reply(
         raise ApiError(400, "invalid_request", "no user message follows the last assistant message", remedy="add one")
     sender = call.caller.resolve_sender(get_header(call, PERSON_HEADER))
     message = call.context.build_incoming_message(
-        call.caller, agent=asked.agent, chat=chat, text=asked.new_text, sender=sender, id=""
+        call.caller, agent=asked.agent, chat=chat, text=asked.new_text, sender=sender, id="", trace=call.traceparent
     )
     message = with_message_id(message, await _derive_message_id(call, message))
     message = msgspec.structs.replace(

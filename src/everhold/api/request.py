@@ -17,6 +17,7 @@ from everhold.api.errors import ApiError
 from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, RELEASES
 from everhold.core.callers import CallerRole, can_call, is_login_fresh
 from everhold.core.people import build_identity
+from everhold.core.trace_ids import parse_traceparent
 from everhold.errors import NotFound
 
 T = TypeVar("T")
@@ -61,6 +62,12 @@ class ApiCall:
     @cached_property
     def query(self) -> QueryParams:
         return QueryParams(self._scope["query_string"])
+
+    @property
+    def traceparent(self) -> str:
+        """The span of the caller's program, of which nothing but its ids is kept; empty if the request names none."""
+        caller = parse_traceparent(self.headers.get("traceparent", ""))
+        return caller.traceparent if caller is not None else ""
 
     def on_end(self, release: Callable[[], None]) -> None:
         """Call `release` when the request has ended, however it ends."""

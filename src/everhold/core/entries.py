@@ -130,6 +130,8 @@ class Heard(StoredRecord, frozen=True):
     hook: str = ""
     """The webhook that produced this message. `text` is the task that the configuration gives; the rest is in `pieces`.
     """
+    trace: str = ""
+    """The span of the sender's program, as `traceparent` named it. The trace of the turn has a link to it."""
 
     @property
     def is_automatic(self) -> bool:

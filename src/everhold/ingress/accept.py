@@ -569,6 +569,7 @@ def build_heard(incoming: IncomingMessage, stamp: Stamp, admission: AdmissionDec
         role=admission.role,
         via=incoming.via,
         hook=incoming.hook,
+        trace=incoming.trace,
     )
 
 

@@ -25,12 +25,12 @@ def locate_chat(*, chat: str, sender: str, local: bool, id: str = "") -> ChatLoc
 
 
 def build_incoming_message(
-    *, agent: str, text: str, sender: str, origin: ChatLocation, via: str = ""
+    *, agent: str, text: str, sender: str, origin: ChatLocation, via: str = "", trace: str = ""
 ) -> IncomingMessage:
     """Return the message. If its origin has an id, a repeat to the same agent in the same chat is recognised."""
     # the conversation in which the id is unique; agent names contain no spaces
     event = f"message to {agent} in {origin.thread}"
-    return IncomingMessage(origin=origin, text=text, sender=sender, event=event, agent=agent, via=via)
+    return IncomingMessage(origin=origin, text=text, sender=sender, event=event, agent=agent, via=via, trace=trace)
 
 
 def with_message_id(message: IncomingMessage, id: str) -> IncomingMessage:

@@ -105,6 +105,8 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     """An operator of this gateway sends it, so no quota applies."""
     hook: str = ""
     """The webhook that it comes from. `text` is then the task that the configuration gives."""
+    trace: str = ""
+    """The `traceparent` of the sender's request, if it is valid."""
 
     @property
     def is_automatic(self) -> bool:

@@ -29,6 +29,8 @@ EXPORTER_VARIABLE: Final = "OTEL_TRACES_EXPORTER"
 PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 DELAY_VARIABLE: Final = "OTEL_BSP_SCHEDULE_DELAY"
 BATCH_VARIABLE: Final = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
+CONTENT_VARIABLE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+CONTENT_IN_SPANS: Final = frozenset({"SPAN_ONLY", "SPAN_AND_EVENT", "TRUE"})
 DEFAULT_DELAY_MS: Final = 5_000
 DEFAULT_BATCH_SPANS: Final = 512
 PROTOCOL: Final = "http/protobuf"
@@ -54,6 +56,8 @@ class TraceSettings(Struct, frozen=True, kw_only=True):
 
     delay_seconds: float
     batch_spans: int
+    captures_content: bool = False
+    """What was said is in the spans, because the operator asked for it."""
 
 
 def read_trace_settings(environ: Mapping[str, str]) -> TraceSettings | None:
@@ -79,6 +83,7 @@ def read_trace_settings(environ: Mapping[str, str]) -> TraceSettings | None:
     return TraceSettings(
         delay_seconds=_read_number(environ, DELAY_VARIABLE, DEFAULT_DELAY_MS) / 1000,
         batch_spans=_read_number(environ, BATCH_VARIABLE, DEFAULT_BATCH_SPANS),
+        captures_content=environ.get(CONTENT_VARIABLE, "").strip().upper() in CONTENT_IN_SPANS,
     )
 
 
@@ -109,9 +114,15 @@ class OtlpExporter:
         resource = Resource.create({"service.version": version}, names.SCHEMA_URL)
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": SERVICE_NAME}))
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._resource = provider.resource
-        self._sampler: Any = provider.sampler
+        self._sampler: Any = TracerProvider(resource=resource, shutdown_on_exit=False).sampler
+
+        class HashedResource(Resource):
+            """Its hash is asked for with every span, and computing it takes as long as encoding the span."""
+
+            def __hash__(self) -> int:
+                return 1
+
+        self._resource = HashedResource(resource.attributes, resource.schema_url)
         self._scope = InstrumentationScope(names.SCOPE, version, names.SCHEMA_URL)
         self._status = 0
         """The last answer's HTTP status; 0 if there was none."""
@@ -158,22 +169,23 @@ class OtlpExporter:
 
     def _convert(self, span: TraceSpan) -> ReadableSpan:
         from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.trace import SpanContext, SpanKind as Kind, Status, StatusCode, TraceFlags
+        from opentelemetry.trace import Link, SpanContext, SpanKind as Kind, Status, StatusCode, TraceFlags
 
         kinds: dict[SpanKind, Kind] = {
             "internal": Kind.INTERNAL, "client": Kind.CLIENT, "producer": Kind.PRODUCER,
         }  # fmt: skip
-        trace_id, flags = int(span.trace_id, 16), TraceFlags(TraceFlags.SAMPLED)
+        flags = TraceFlags(TraceFlags.SAMPLED)
 
-        def make_context(span_id: str) -> SpanContext:
-            return SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)
+        def make_context(trace_id: str, span_id: str, *, is_remote: bool = False) -> SpanContext:
+            return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=is_remote, trace_flags=flags)
 
         return ReadableSpan(
             name=span.name,
-            context=make_context(span.span_id),
-            parent=make_context(span.parent_id) if span.parent_id else None,
+            context=make_context(span.trace_id, span.span_id),
+            parent=make_context(span.trace_id, span.parent_id) if span.parent_id else None,
             resource=self._resource,
             attributes=span.attributes,
+            links=[Link(make_context(*link, is_remote=True)) for link in span.links],
             kind=kinds[span.kind],
             status=Status(StatusCode.ERROR) if span.error else Status(),
             start_time=round(span.start * 1e9),

@@ -1,25 +1,29 @@
 """Build the spans of an operation from its entries. They are plain data, with the times and ids that the log implies.
 
-No word of a message, no person and no chat is in them.
+No person and no chat is in them, and no word of a message unless a `ContentCapture` is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from everhold.core.entries import Began, Called, Compressed, Ended, Entry, ModelUsage, Returned, Thought
+from everhold.core.consumers import MEMORY, parse_consumer
+from everhold.core.entries import Began, Called, Compressed, Ended, Entry, Heard, ModelUsage, Returned, Thought
 from everhold.core.recall import MemoryAnswer
-from everhold.core.trace_ids import OPERATION_SPAN, make_span_id, make_trace_id
+from everhold.core.trace_ids import OPERATION_SPAN, SpanReference, make_span_id, make_trace_id, parse_traceparent
+from everhold.ports.store import DeadLetter, Receipt
 from everhold.telemetry.traces import names
+from everhold.telemetry.traces.content import ContentCapture
 
 AttributeValue: TypeAlias = str | int | float | bool | tuple[str, ...]
 SpanKind: TypeAlias = Literal["internal", "client", "producer"]
 
 TRACED_TYPES = frozenset({"turn", "compression", "job"})
 FAILED_OUTCOMES = frozenset({"failed"})
+DEAD_LETTER = "dead_letter"
 
 
 class TraceSpan(Struct, frozen=True, kw_only=True):
@@ -33,6 +37,7 @@ class TraceSpan(Struct, frozen=True, kw_only=True):
     start: float
     end: float
     attributes: Mapping[str, AttributeValue]
+    links: tuple[SpanReference, ...] = ()
     error: str = ""
 
 
@@ -52,8 +57,8 @@ class TracedOperation(Struct, frozen=True, kw_only=True):
     op: int
     entries: Sequence[Entry]
     """Its own entries, from `began` to `ended`."""
-    asked_at: float | None = None
-    """When the first message that it answers was accepted."""
+    heard: Sequence[Entry] = ()
+    """The messages that it answers, as far as they are there."""
     recalls: Mapping[str, Mapping[str, MemoryAnswer]] = {}
     """Digest of a recall record -> memory -> how it answered."""
 
@@ -64,14 +69,70 @@ def is_traced(entries: Sequence[Entry]) -> bool:
 
 
 def build_operation_spans(
-    traced: TracedOperation, describe_model: Callable[[str], ModelDescription]
+    traced: TracedOperation,
+    describe_model: Callable[[str], ModelDescription],
+    *,
+    capture: ContentCapture | None = None,
 ) -> list[TraceSpan]:
-    """Return the spans of an operation, its root first."""
-    return list(_SpanBuilder(traced, describe_model).build())
+    """Return the spans of an operation, its root first. `capture` adds what was said."""
+    return list(_SpanBuilder(traced, describe_model, capture).build())
+
+
+class TracedDelivery(Struct, frozen=True, kw_only=True):
+    """What one consumer did with an operation's replies, or with its exchange."""
+
+    session: str
+    op: int
+    consumer: str
+    committed_at: float
+    receipts: Sequence[Receipt]
+    dead_letters: Sequence[DeadLetter] = ()
+
+
+def build_delivery_span(delivery: TracedDelivery) -> TraceSpan:
+    """Return the span of a delivery. It is a trace of its own with a link to the operation, because it may end much
+    later."""
+    consumer = parse_consumer(delivery.consumer)
+    trace_id = make_trace_id(delivery.session, delivery.op, delivery.consumer)
+    cause = make_trace_id(delivery.session, delivery.op)
+    is_memory = consumer.kind == MEMORY
+    settled: tuple[Receipt | DeadLetter, ...] = (*delivery.receipts, *delivery.dead_letters)
+    end = max(it.at for it in settled)
+    lag = max(end - delivery.committed_at, 0.0)
+    attributes: dict[str, AttributeValue] = {
+        names.CONVERSATION_ID: delivery.session,
+        names.OP: delivery.op,
+        names.ITEMS: len(delivery.receipts),
+        names.DOUBTFUL: any(it.in_doubt for it in settled),
+        names.LAG_SECONDS: lag,
+    }
+    if is_memory:
+        attributes |= {names.OPERATION_NAME: names.UPSERT_MEMORY, names.MEMORY: consumer.served}
+    else:
+        attributes |= {names.PLATFORM: consumer.platform, names.ACCOUNT: consumer.account}
+    if delivery.dead_letters:
+        attributes[names.ERROR_TYPE] = DEAD_LETTER
+    return TraceSpan(
+        trace_id=trace_id,
+        span_id=make_span_id(trace_id, OPERATION_SPAN),
+        name=f"{names.UPSERT_MEMORY} {consumer.served}" if is_memory else f"{names.DELIVER} {consumer.platform}",
+        kind="client" if is_memory else "producer",
+        start=delivery.committed_at,
+        end=delivery.committed_at + lag,
+        attributes=attributes,
+        links=(SpanReference(cause, make_span_id(cause, OPERATION_SPAN)),),
+        error=DEAD_LETTER if delivery.dead_letters else "",
+    )
 
 
 class _SpanBuilder:
-    def __init__(self, traced: TracedOperation, describe_model: Callable[[str], ModelDescription]) -> None:
+    def __init__(
+        self,
+        traced: TracedOperation,
+        describe_model: Callable[[str], ModelDescription],
+        capture: ContentCapture | None,
+    ) -> None:
+        self.capture = capture
         self.traced = traced
         self.describe_model = describe_model
         self.trace_id = make_trace_id(traced.session, traced.op)
@@ -84,6 +145,9 @@ class _SpanBuilder:
         self.started: dict[str, Entry] = {}
         """Call -> its `called` entry."""
         self.recalled = False
+        self.arguments: dict[str, Mapping[str, Any]] = {}
+        """Call -> its arguments."""
+        self.has_asked = False
 
     def build(self) -> Iterator[TraceSpan]:
         yield self._build_root()
@@ -109,8 +173,8 @@ class _SpanBuilder:
             names.OP: traced.op,
             names.OPERATION_TYPE: began.type,
         }
-        if traced.asked_at is not None:
-            attributes[names.WAIT_SECONDS] = max(first.at - traced.asked_at, 0.0)
+        if traced.heard:
+            attributes[names.WAIT_SECONDS] = max(first.at - min(it.at for it in traced.heard), 0.0)
         outcome = ""
         if isinstance(ended, Ended):
             outcome = attributes[names.OUTCOME] = ended.outcome
@@ -127,8 +191,15 @@ class _SpanBuilder:
             start=first.at,
             end=last.at,
             attributes=attributes,
+            links=self._list_callers(),
             error=outcome if outcome in FAILED_OUTCOMES else "",
         )
+
+    def _list_callers(self) -> tuple[SpanReference, ...]:
+        """Return the spans of the programs that sent the messages."""
+        named = (it.body.trace for it in self.traced.heard if isinstance(it.body, Heard) and it.body.trace)
+        found = (parse_traceparent(text) for text in named)
+        return tuple(dict.fromkeys(it for it in found if it is not None))
 
     def _describe_compression(self, began: Began) -> dict[str, AttributeValue]:
         made = next((it.body for it in self.traced.entries if isinstance(it.body, Compressed)), None)
@@ -147,16 +218,23 @@ class _SpanBuilder:
             start = min(start + max(it.seconds for it in answers.values()), entry.at)
         self.thought = entry.seq
         self.tools = {call.id: call.tool for call in thought.calls}
+        self.arguments = {call.id: call.arguments for call in thought.calls}
         model = self.describe_model(thought.model)
+        finish = thought.finish or ("tool_calls" if thought.calls else "stop")
         attributes: dict[str, AttributeValue] = {
             names.OPERATION_NAME: names.CHAT,
             names.CONVERSATION_ID: self.traced.session,
             names.REQUEST_MODEL: model.name or thought.model,
-            names.FINISH_REASONS: (thought.finish or ("tool_calls" if thought.calls else "stop"),),
+            names.FINISH_REASONS: (finish,),
             **_render_usage(thought.usage),
         }
         if model.provider:
             attributes[names.PROVIDER_NAME] = model.provider
+        if self.capture is not None:
+            attributes |= self.capture.describe_answer(thought, finish)
+            if not self.has_asked:
+                attributes |= self.capture.describe_question(self.traced.heard)
+        self.has_asked = True
         yield self._make_span(
             names.CHAT,
             entry.seq,
@@ -196,6 +274,8 @@ class _SpanBuilder:
         }
         if called is not None and isinstance(called.body, Called):
             attributes[names.EFFECT] = called.body.effect
+        if self.capture is not None:
+            attributes |= self.capture.describe_call(self.arguments.get(returned.call, {}), returned)
         return self._make_span(
             names.EXECUTE_TOOL,
             self.thought,
@@ -215,6 +295,7 @@ class _SpanBuilder:
         end: float,
         attributes: dict[str, AttributeValue],
         kind: SpanKind = "internal",
+        links: tuple[SpanReference, ...] = (),
         error: str = "",
     ) -> TraceSpan:
         span_id = make_span_id(self.trace_id, *id_parts)
@@ -229,6 +310,7 @@ class _SpanBuilder:
             start=start,
             end=max(start, end),
             attributes=attributes,
+            links=links,
             error=error,
         )
 
