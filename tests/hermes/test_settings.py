@@ -411,14 +411,15 @@ def test_everything_that_stays_behind_is_named_with_its_reason(tmp_path: Path, p
     lines = [*report.settings.unknown, *report.left_behind, *report.troubles]
     assert lines == [*dry.settings.unknown, *dry.left_behind, *dry.troubles]
     for name in (
-        "skills/ (cooking)", "cron/jobs.json (morning news)", "config.yaml: mcp_servers", "config.yaml: goals",
+        "skills/cooking", "cron/jobs.json: morning news", "config.yaml: mcp_servers.files", "config.yaml: goals",
         "config.yaml: model", "memories/MEMORY.md.bak.17", "sessions/", "hooks", "logs", "kanban.db", ".env: ODD_ONE",
         "mem0.json",
     ):  # fmt: skip
         (line,) = [line for line in lines if line.startswith(f"main: {name}")]
         assert len(line.removeprefix(f"main: {name}").lstrip(": ")) > 5, f"no reason: {line}"
     assert not any("empty" in line for line in lines)
-    assert not place.home.config.exists(), "no program is started because a home names it"
+    assert settings_of(place).mcp["files"].command == ("npx",)
+    assert not any("mcp" in tool for tool in settings_of(place).agents["main"].tools), "no program is started unasked"
 
 
 def test_settings_of_sections_that_are_imported_are_named_too(tmp_path: Path, place: ImportTarget) -> None:

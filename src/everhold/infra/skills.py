@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ SKILL_FILE: Final = "SKILL.md"
 MAX_SKILL_DEPTH: Final = 4
 """How many folders below a source a skill may lie."""
 MAX_SKILLS: Final = 500
+PARTIAL_SUFFIX: Final = ".partial"
 MAX_FILES: Final = 500
 """How many files of a skill are listed."""
 MAX_SCANNED_NAMES: Final = 5_000
@@ -221,6 +223,24 @@ def check_skill_folder(root: Path) -> InstalledSkill:
             if count > MAX_FILES:
                 raise InvalidRequest(f"it has more than {MAX_FILES} files", remedy="leave some out")
     return skill
+
+
+def install_skill(given: Path, source: SkillSource, target: Path, *, replace: bool) -> None:
+    """Copy a checked folder beside its place, check the copy, and rename it, so that no half of a skill is offered."""
+    if target.exists() and not replace:
+        raise InvalidRequest(f"{target} exists already", remedy="--replace replaces it")
+    source.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = source.root / f".{target.name}{PARTIAL_SUFFIX}"
+    if partial.exists():
+        shutil.rmtree(partial)
+    shutil.copytree(given, partial, symlinks=True)
+    try:
+        check_skill_folder(partial)  # what was copied counts, not what was looked at before
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def compute_digest(data: bytes) -> str:

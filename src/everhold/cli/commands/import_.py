@@ -151,6 +151,8 @@ def _print_report(screen: CommandScreen, report: ImportReport) -> None:
         count = format_count(report.facts_moved, "entry", "entries")
         screen.print_line(f"  {count} of memory files {verb} from another person to {format_one_line(report.owner)}")
     _print_list(screen, "people in memory services", report.peers)
+    _print_list(screen, "skills", report.skills)
+    _print_list(screen, "schedules, which are paused (everhold schedules list)", report.schedules)
     _print_list(screen, "settings", report.settings.written)
     _print_list(screen, "already set here, not changed", report.settings.kept)
     _print_list(screen, "not written", report.settings.refused, most=None)

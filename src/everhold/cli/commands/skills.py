@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,18 @@ from everhold.cli import errors
 from everhold.cli.connect import find_home
 from everhold.cli.render import CommandScreen, escape_control, format_count, format_one_line
 from everhold.config import Settings
-from everhold.errors import InvalidRequest, NotFound
+from everhold.errors import NotFound
 from everhold.infra.home import Home
 from everhold.infra.skills import (
     InstalledSkill,
     SkillScan,
-    SkillSource,
     check_skill_folder,
     find_skill,
+    install_skill,
     list_skill_files,
     read_skill_file,
     scan_skills,
 )
-
-PARTIAL_SUFFIX = ".partial"
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -127,28 +124,10 @@ def _add_skill(args: argparse.Namespace, screen: CommandScreen, home: Home, sett
     library = SkillLibrary(home.create().path)
     source = library.get_agent_source(args.agent) if args.agent else library.get_home_source()
     target = source.root / skill.name
-    _install_folder(given, source, target, replace=args.replace)
+    install_skill(given, source, target, replace=args.replace)
     library.refresh(settings.agents)
     if screen.json:
         screen.print_json({**render_skill(skill), "source": source.name, "path": str(target)})
     else:
         screen.print_line(f"installed {skill.name} in {target}; it is offered from the next turn on")
     return errors.DONE
-
-
-def _install_folder(given: Path, source: SkillSource, target: Path, *, replace: bool) -> None:
-    """Copy a checked folder beside its place, check the copy, and rename it, so that no half of a skill is offered."""
-    if target.exists() and not replace:
-        raise InvalidRequest(f"{target} exists already", remedy="--replace replaces it")
-    source.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = source.root / f".{target.name}{PARTIAL_SUFFIX}"
-    if partial.exists():
-        shutil.rmtree(partial)
-    shutil.copytree(given, partial, symlinks=True)
-    try:
-        check_skill_folder(partial)  # what was copied counts, not what was looked at before
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from typing import Final
 
 from everhold.core.memory_files import PERSONA_FILE
 from everhold.hermes.reader.files import PROVIDER_FILES, HermesProfile
@@ -51,7 +50,7 @@ def _is_own_data(name: str) -> bool:
 def _explain(profile: HermesProfile, name: str) -> list[str]:
     match name:
         case "skills":
-            return _explain_skills(profile)
+            return []  # the import of skills names them
         case "cron":
             return _explain_jobs(profile)
         case "memories":
@@ -69,28 +68,10 @@ def _explain(profile: HermesProfile, name: str) -> list[str]:
     return [f"{name}: not known to the import"]
 
 
-def _explain_skills(profile: HermesProfile) -> list[str]:
-    names = [name for name in profile.files.list_names("skills") if not name.startswith(".")]
-    if not names:
-        return []
-    listed = ", ".join(names[:10]) + (" and more" if len(names) > 10 else "")
-    return [f"skills/ ({listed}): everhold has no skills; put what you need into the persona or a memory"]
-
-
 def _explain_jobs(profile: HermesProfile) -> list[str]:
-    try:
-        given: Any = json.loads(profile.files.read_text("cron/jobs.json") or "null")
-    except (ValueError, RecursionError):
-        return ["cron/jobs.json: is not valid JSON"]
-    jobs = given.get("jobs") if isinstance(given, dict) else given
-    if not isinstance(jobs, list | None):
-        return ["cron/jobs.json: has no list of jobs"]
-    listed = [str(job.get("name") or job.get("id") or "unnamed") for job in jobs or () if isinstance(job, dict)]
-    lines = []
-    if listed:
-        lines.append(f"cron/jobs.json ({', '.join(listed[:10])}): schedules are not imported; make them with /schedule")
+    """Explain what is beside the jobs, which are imported."""
     others = [name for name in profile.files.list_names("cron") if name != "jobs.json"]
-    return lines + ([f"cron/ ({', '.join(others[:10])}): {_PROGRAM_DATA}"] if others else [])
+    return [f"cron/ ({', '.join(others[:10])}): {_PROGRAM_DATA}"] if others else []
 
 
 def _explain_memories(profile: HermesProfile) -> list[str]:

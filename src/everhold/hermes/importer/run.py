@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from everhold.app import SystemRandomSource, build_plugin_check
 from everhold.assembly import stores
+from everhold.assembly.skill_library import SkillLibrary
 from everhold.config import Settings
 from everhold.core import memory_files
 from everhold.core.people import LOCAL_IDENTITIES, PeopleDirectory, PeoplePlanner, plan_configured_people
@@ -20,12 +21,14 @@ from everhold.engine.state_updates import plan_people_update, update_people
 from everhold.errors import InvalidRequest, StoreError
 from everhold.hermes.importer import access, notes
 from everhold.hermes.importer.conversations import ImportedConversation, build_conversations
+from everhold.hermes.importer.cron_jobs import import_jobs
 from everhold.hermes.importer.history import ConversationImporter, ImportTally
 from everhold.hermes.importer.leftovers import list_leftovers
 from everhold.hermes.importer.owner import choose_owner, group_candidates
 from everhold.hermes.importer.peers import resolve_peers
 from everhold.hermes.importer.people import is_unknown, list_senders, plan_people
 from everhold.hermes.importer.settings import SettingsImporter, SettingsImportResult
+from everhold.hermes.importer.skills import import_skills
 from everhold.hermes.reader import files
 from everhold.hermes.reader.database import HermesDatabase
 from everhold.hermes.reader.files import HermesProfile
@@ -61,6 +64,9 @@ class ImportReport:
     """What to run to import the memory files that were left out."""
     peers: list[str] = field(default_factory=list)
     settings: SettingsImportResult = field(default_factory=SettingsImportResult)
+    skills: list[str] = field(default_factory=list)
+    schedules: list[str] = field(default_factory=list)
+    """What was made of cron jobs. All of them are paused."""
     left_behind: list[str] = field(default_factory=list)
     """What has no place here, and the reason."""
     before: int = 0
@@ -200,6 +206,7 @@ async def _import_hermes(run: _ImportRun, found: list[HermesProfile], progress: 
                 report.troubles.append(f"{profile.name}: {error}")
         await _record_peers(run, plan, directory)
         await _import_facts(run, profile)
+        await _import_automation(run, plan)
         report.left_behind += list_leftovers(profile)
         report.troubles += [f"{profile.name}: {name}: {why}" for name, why in profile.list_refused().items()]
     _explain_left_facts(run)
@@ -377,6 +384,16 @@ async def _import_facts(run: _ImportRun, profile: HermesProfile) -> None:
         report.facts_moved += done.moved
 
 
+async def _import_automation(run: _ImportRun, plan: _ProfilePlan) -> None:
+    """Import the skills of an agent, and its cron jobs as paused schedules."""
+    job, report, profile = run.job, run.report, plan.profile
+    skills = import_skills(profile, SkillLibrary(job.home.path), dry=report.dry)
+    jobs = await import_jobs(run.store, profile, plan.conversations, at=job.now, zone=job.settings.zone)
+    report.skills += skills.copied
+    report.schedules += jobs.made
+    report.left_behind += [f"{profile.name}: {line}" for line in (*skills.left, *jobs.left)]
+
+
 def _build_owner_command(run: _ImportRun, identity: str) -> str:
     return f"everhold import {shlex.quote(str(run.job.source))} --owner {shlex.quote(identity)}"
 
@@ -435,6 +452,8 @@ def convert_report_to_json(report: ImportReport) -> dict[str, Any]:
         "owner_candidates": report.candidates,
         "commands": report.commands,
         "peers": report.peers,
+        "skills": report.skills,
+        "schedules": report.schedules,
         "settings": vars(report.settings),
         "left_behind": report.left_behind,
         "position_before": report.before,

@@ -19,7 +19,7 @@ from everhold.config.secrets import parse_env
 from everhold.config.settings import ValidatePlugin
 from everhold.config.values import thaw_value
 from everhold.errors import EverholdError
-from everhold.hermes.importer import access, services
+from everhold.hermes.importer import access, mcp_servers, services
 from everhold.hermes.importer.peers import ServiceUse, resolve_peers
 from everhold.hermes.importer.people import ImportedSender, is_unknown
 from everhold.hermes.reader.files import MAIN_AGENT, PROVIDER_FILES, HermesProfile
@@ -44,7 +44,7 @@ MODEL_PROVIDERS: Final[dict[str, tuple[str, str, str]]] = {
 
 ALIASES: Final = "user_peer_aliases"
 _IMPORTED_KEYS: Final = frozenset(
-    {"model", "memory", "busy_input_mode", "group_sessions_per_user", "thread_sessions_per_user"}
+    {"model", "memory", "busy_input_mode", "group_sessions_per_user", "thread_sessions_per_user", "mcp_servers"}
 )
 _IMPORTED_PARTS: Final = {
     "model": frozenset({"default", "provider", "base_url", "api_key", "context_length"}),
@@ -52,6 +52,7 @@ _IMPORTED_PARTS: Final = {
 }
 """Section -> its keys that are imported."""
 _HASH_DIGITS: Final = 8
+NO_SETTING: Final = "everhold has no such setting"
 _KEY_REASONS: Final = {
     "onboarding": "made by hermes-agent for itself",
     "_config_version": "made by hermes-agent for itself",
@@ -118,20 +119,14 @@ class SettingsImporter:
         self._import_sharing(profile)
         if agent not in (self.document.get("agents") or {}) and agent != MAIN_AGENT:
             self._write_value(f"agents.{agent}", {})
+        self._import_servers(profile)
         self._import_accounts(profile, groups, _list_general_topics(senders))
         for key in sorted(map(str, set(profile.config) - _IMPORTED_KEYS)):
-            self.done.unknown.append(f"{agent}: config.yaml: {key}: {self._explain_key(profile, key)}")
+            self.done.unknown.append(f"{agent}: config.yaml: {key}: {_KEY_REASONS.get(key, NO_SETTING)}")
         for section, known in _IMPORTED_PARTS.items():
             given = profile.config.get(section)
             for key in sorted(map(str, set(given) - known)) if isinstance(given, dict) else ():
-                self.done.unknown.append(f"{agent}: config.yaml: {section}.{key}: everhold has no such setting")
-
-    def _explain_key(self, profile: HermesProfile, key: str) -> str:
-        if key != "mcp_servers":
-            return _KEY_REASONS.get(key, "everhold has no such setting")
-        servers = profile.config[key]
-        names = ", ".join(map(str, servers)) if isinstance(servers, dict) else ""
-        return f"programs ({names}) are not started without your word; add them under mcp in config.yaml"
+                self.done.unknown.append(f"{agent}: config.yaml: {section}.{key}: {NO_SETTING}")
 
     # -- sections ----------------------------------------------------------------------------------------------------
 
@@ -287,6 +282,59 @@ class SettingsImporter:
         if merged != there:
             self._write_value(key, merged, replaces=True)
 
+    def _import_servers(self, profile: HermesProfile) -> None:
+        """Convert tool servers. No agent uses one before `tools` of the agent names it, so nothing is started."""
+        given = profile.config.get("mcp_servers")
+        if given is None:
+            return
+        if not isinstance(given, dict):
+            self.done.unknown.append(f"{profile.name}: config.yaml: mcp_servers: it is not a section")
+            return
+        for name, server in given.items():
+            found = mcp_servers.convert_server(str(name), server, profile.env)
+            place = f"{profile.name}: config.yaml: mcp_servers.{name}"
+            self.done.unknown += [f"{place}{line}" for line in found.unknown]
+            if found.section is None:
+                continue
+            self._used_variables |= found.used_variables
+            section = dict(found.section)
+            key = f"mcp.{found.name}"
+            known = self._read_value("mcp", found.name)
+            if known is None:
+                section |= self._import_server_secrets(place, found)
+            elif isinstance(known, dict):  # it was imported before, perhaps by another profile, and may be edited
+                section |= {it: known[it] for it in ("env", "token_env") if it in known}
+            if self._write_value(key, section):
+                self.done.unknown.append(
+                    f"{place}: it is at {key}; it runs after `mcp:{found.name}` is among tools of an agent"
+                )
+
+    def _import_server_secrets(self, place: str, found: mcp_servers.ConvertedServer) -> dict[str, Any]:
+        """Write the variables of a server to `.env`. A program reads them by their names, so none gets another one."""
+        names: list[str] = []
+        for variable, value in found.variables.items():
+            there = self.secrets.get(variable, self.environ.get(variable))
+            if there is not None and there != value.reveal():
+                self.done.unknown.append(f"{place}.env.{variable}: {variable} has another value here")
+                continue
+            if variable not in self.secrets:
+                self._save_secret(variable, value)
+            names.append(variable)
+        section: dict[str, Any] = {"env": names} if names else {}
+        if found.token is not None:
+            name = _name_own_variable("MCP_TOKEN", found.name)
+            if self.secrets.get(name, found.token.reveal()) == found.token.reveal():
+                if name not in self.secrets:
+                    self._save_secret(name, found.token)
+                section["token_env"] = name
+        return section
+
+    def _save_secret(self, name: str, value: SecretString) -> None:
+        self.secrets[name] = value.reveal()
+        if not self.dry:
+            set_secret(self.home, name, value)
+        self.done.written.append(f".env: {name}")
+
     def _ask_for_key(self, section: str, variable: str, agent: str, *, is_own_address: bool) -> None:
         """Report a section without a key. A key of this machine's environment is never used for it."""
         name = _name_own_variable(variable, agent) if is_own_address else variable
@@ -378,10 +426,7 @@ class SettingsImporter:
                 continue
             if there is None or there == value.reveal():
                 if there is None:
-                    self.secrets[name] = value.reveal()
-                    if not self.dry:
-                        set_secret(self.home, name, value)
-                    self.done.written.append(f".env: {name}")
+                    self._save_secret(name, value)
                 return name
         self.done.missing_keys.append(
             f"{variable} of {agent} was not imported, because {names[-1]} has another value here: write it to .env "
