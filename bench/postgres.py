@@ -152,7 +152,7 @@ async def _turn(server: PostgresTestServer, url: str, *, turns: int = 60) -> tup
     """CPU milliseconds of a turn here and in the server, and round trips of a turn."""
     store = await PostgresStore.open(url, chance=SystemRandom())
     await asyncio.gather(*(_play_turn(store, number) for number in range(SESSIONS) for _ in range(1)))
-    here, there = time.process_time(), _read_server_seconds(server)
+    here, there = time.process_time(), read_server_seconds(server)
     trips = store.count_round_trips()
 
     async def talk(number: int) -> None:
@@ -163,7 +163,7 @@ async def _turn(server: PostgresTestServer, url: str, *, turns: int = 60) -> tup
     count = turns * SESSIONS
     found = (
         (time.process_time() - here) / count * 1e3,
-        (_read_server_seconds(server) - there) / count * 1e3,
+        (read_server_seconds(server) - there) / count * 1e3,
         (store.count_round_trips() - trips) / count,
     )
     await store.close()
@@ -191,7 +191,7 @@ def _make_change(
     return Change(step=step, session=claim.session, at=time.time(), entries=drafts, claim=claim, op=op, cursor=cursor)
 
 
-def _read_server_seconds(server: PostgresTestServer) -> float:
+def read_server_seconds(server: PostgresTestServer) -> float:
     """CPU seconds of the server and all its processes, also of those that have ended."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -16,6 +16,7 @@ from everhold.ports.store import BudgetSpend, Change, DeadLetter, RetryDelay, St
 from everhold.testing.contracts.store_scenario import StoreScenario
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ApiGateway, configuration
+from tests.waiting import wait_until
 
 
 async def test_a_busy_port_is_reported_with_a_remedy(tmp_path: Path, gateway: ApiGateway, model: ModelServer) -> None:
@@ -56,6 +57,30 @@ async def test_the_ready_route_fails_when_no_message_can_be_accepted(gateway: Ap
         answer = await client.get("/ready")
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the disk is full")
         assert "everhold_ready 0" in (await client.get("/metrics")).text
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_channel_a_model_and_a_memory_that_are_broken_leave_the_gateway_ready(
+    gateway: ApiGateway,
+) -> None:
+    await gateway.stop()
+    nowhere = "http://127.0.0.1:9"
+    gateway.configure(
+        configuration(nowhere).replace("persona: You are a test., memories: []", "memories: [far]")
+        + f"platforms: {{telegram: {{main: {{token_env: TOKEN_ADA, base_url: '{nowhere}', agent: main}}}}}}\n"
+        + f"memories: {{far: {{provider: hindsight, base_url: '{nowhere}'}}}}\n"
+    )
+    await gateway.start()
+    async with gateway.client() as client:
+        posted = await client.post("/api/messages", json={"chat": "x", "text": "hello"})
+        assert posted.status_code == 202
+
+        async def is_failing() -> bool:
+            page = (await client.get("/metrics")).text
+            return 'cursors_failing{consumer="turn"} 1' in page and 'platform="telegram",account="main"} 0' in page
+
+        await wait_until(is_failing)
+        assert (await client.get("/ready")).status_code == 200
         assert (await client.get("/health")).status_code == 200
 
 
