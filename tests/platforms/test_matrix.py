@@ -119,6 +119,7 @@ async def test_a_homeserver_with_endless_history_is_left(
 ) -> None:
     remote.proxy.cap = 2
     monkeypatch.setattr(adapter, "MAX_GAP_BYTES", 5 * adapter.MIN_PAGE_BYTES)
+    monkeypatch.setattr(adapter, "MAX_FORWARD_PAGES", 7)
     harness.start()
     await remote.write("before", to=remote.chat)
     await harness.wait_until_heard("before")
@@ -130,7 +131,7 @@ async def test_a_homeserver_with_endless_history_is_left(
         remote.proxy.plan_fault("messages", "answer", answer=LoopbackResponse(200, json.dumps(page).encode()))
     await harness.restart()
     await harness.wait_until_heard("meanwhile 4")
-    assert sum(name == "messages" for name, _ in remote.proxy.calls) == 6
+    assert sum(name == "messages" for name, _ in remote.proxy.calls) == 6 + 7
     healthy = harness.healthy_reports
     for number in range(2):  # the second time after a restart
         await remote.write(f"later {number}", to=remote.chat)
@@ -138,6 +139,92 @@ async def test_a_homeserver_with_endless_history_is_left(
         assert "more was missed" in harness.troubles[-1], "the status goes on to say so"
         assert harness.healthy_reports == healthy
         await harness.restart()
+
+
+async def test_missed_messages_that_are_too_large_to_read_are_reported(
+    harness: PlatformHarness, remote: RemoteMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is older than the page that is too large is heard, too."""
+    remote.proxy.cap = 2
+    harness.start()
+    await remote.write("before", to=remote.chat)
+    await harness.wait_until_heard("before")
+    await harness.stop()
+    for number in range(8):
+        await remote.write(f"meanwhile {number} " + "x" * (6_000 if number == 4 else 1), to=remote.chat)
+    limit_message_pages(monkeypatch, 4_000)
+    await harness.restart()
+    await harness.wait_until_heard("meanwhile 7 x")
+    heard = [int(text.split()[1]) for text in (await harness.read_texts())[1:]]
+    assert heard == sorted(heard)
+    assert {0, 1, 2, 6, 7} <= {*heard} < {*range(8)}
+    assert 4 not in heard
+    assert "more was missed" in harness.troubles[-1]
+
+
+def limit_message_pages(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let no page of messages be larger than `most` bytes. Other answers may be."""
+    original = client.MatrixClient.get_messages
+
+    async def get_messages(self: client.MatrixClient, room: str, **given: Any) -> dict[str, Any]:
+        with monkeypatch.context() as limited:
+            limited.setattr(client, "MAX_ANSWER_BYTES", most)
+            return await original(self, room, **given)
+
+    monkeypatch.setattr(client.MatrixClient, "get_messages", get_messages)
+
+
+async def test_a_gap_larger_than_the_memory_for_it_is_read_forward(
+    harness: PlatformHarness, remote: RemoteMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message has the members of its time, though they changed in the part that is not held in memory."""
+    remote.proxy.cap = 3
+    monkeypatch.setattr(adapter, "MAX_GAP_BYTES", 2 * adapter.MIN_PAGE_BYTES)
+    harness.start()
+    await remote.write("before", to=remote.chat)
+    await harness.wait_until_heard("before")
+    await harness.stop()
+    for number in range(30):
+        if number == 5:
+            await remote.ada.call("POST", f"{CLIENT_API_PATH}/rooms/{remote.chat}/invite", {"user_id": remote.eve.id})
+            await remote.eve.join_room(remote.chat)
+        if number == 15:
+            await remote.eve.call("POST", f"{CLIENT_API_PATH}/rooms/{remote.chat}/leave", {})
+        await remote.write(f"meanwhile {number}", to=remote.chat)
+    await harness.restart()
+    await harness.wait_until_heard("meanwhile 29")
+    heard = await harness.read_heard()
+    assert [it.text for it in heard] == ["before", *(f"meanwhile {number}" for number in range(30))]
+    asks = [it.asks for it in heard[1:]]
+    assert asks == [True] * 5 + [False] * 10 + [True] * 15, "in a group, messages without a mention do not ask"
+    forward = [given for name, given in remote.proxy.calls if name == "messages" and given["dir"] == "f"]
+    assert len(forward) >= 5, "most of it was read forward"
+    assert harness.troubles == []
+
+
+async def test_messages_from_before_the_account_joined_are_not_read_forward(
+    harness: PlatformHarness, remote: RemoteMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.proxy.cap = 2
+    monkeypatch.setattr(adapter, "MAX_GAP_BYTES", 2 * adapter.MIN_PAGE_BYTES)
+    room = await remote.ada.create_room(remote.eve.id)
+    await remote.ada.call(
+        "PUT", f"{CLIENT_API_PATH}/rooms/{room}/state/m.room.history_visibility", {"history_visibility": "shared"}
+    )
+    harness.start()
+    await remote.write("elsewhere", to=remote.chat)
+    await harness.wait_until_heard("elsewhere")
+    await harness.stop()
+    for number in range(6):
+        await remote.write(f"not for us {number}", to=room)
+    await remote.ada.call("POST", f"{CLIENT_API_PATH}/rooms/{room}/invite", {"user_id": remote.bot.id})
+    await remote.bot.join_room(room)
+    for number in range(16):
+        await remote.mention(f"for us {number}", to=room)
+    await harness.restart()
+    await harness.wait_until_heard(f"@{remote.bot.id}: for us 15")
+    texts = await harness.read_texts()
+    assert [text for text in texts if "for us" in text] == [f"@{remote.bot.id}: for us {n}" for n in range(16)]
 
 
 async def test_a_room_whose_members_are_too_many_to_read_counts_as_a_group(

@@ -52,13 +52,15 @@ SUCCESSOR_KEY_PREFIX: Final = "heir/"
 MAX_ROOM_UPGRADES: Final = 20
 """How many replacements of a room are followed. Rooms may replace each other in a circle."""
 MAX_GAP_BYTES: Final = 100_000_000
+"""How much of what was missed in a room is held in memory, latest first. What is older is read forward page by page."""
+MAX_FORWARD_PAGES: Final = 100_000
+"""How many pages are read forward at most, so that a homeserver with endless history is left at some time."""
 UNHEARD_KEY: Final = "unheard"
 """The record of the newest time at which messages could not be read back, and of their room."""
 UNHEARD_SHOWN_SECONDS: Final = 7 * 86_400.0
 """How long the status of the account shows it."""
-"""How much of a room is read back at most after a pause. All of it is held in memory until the oldest is found."""
 MIN_PAGE_BYTES: Final = 10_000
-"""What a page counts at least, so that a homeserver with endless short pages is left at some time."""
+"""What a page counts at least, because its events take more memory than their text."""
 MAX_SKIPPED_EVENTS: Final = 50
 """Events without a message, such as our own, that may be read again after a restart."""
 
@@ -221,7 +223,13 @@ class MatrixPlatform:
             elif entered is not None:
                 events = events[entered:]  # messages from before the account joined are not for it
             elif timeline.get("limited") and timeline.get("prev_batch"):
-                events = await self._fetch_missed_events(chat, str(timeline["prev_batch"]), since) + events
+                missed, rest = await self._fetch_missed_events(chat, str(timeline["prev_batch"]), since)
+                if rest and since == LOST_POSITION:
+                    await self._close_gap(chat, "there is no position to read forward from")
+                elif rest:
+                    async for raw, then in self._iterate_older_events(chat, since, rest):
+                        yield chat, raw, then
+                events = missed + events
             # a person may have joined in the missing part, so the room no longer counts as a direct chat
             if entered is not None or timeline.get("limited") or any(map(parsing.is_membership_event, events)):
                 self._rooms.pop(chat, None)
@@ -231,21 +239,24 @@ class MatrixPlatform:
                 for raw, then in zip(events, parsing.iterate_rooms(now, events), strict=True):
                     yield chat, raw, then
 
-    async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:
-        """Return the events that a sync left out because there were too many, in order."""
+    async def _fetch_missed_events(self, chat: str, start: str, end: str) -> tuple[list[Any], str]:
+        """Return the events that a sync left out because there were too many, in order. If that is more than fits into
+        memory, return the latest of them, and the position before which the others are."""
         found: list[Any] = []
-        size = 0
+        size, rest = 0, ""
         for _ in range(MAX_HISTORY_PAGES) if end == LOST_POSITION else itertools.count():
             try:
                 page = await self._client.get_messages(chat, start=start, end=end)
-            except (Refused, client.MatrixAnswerTooLarge) as error:
+            except Refused as error:  # the account may not read the room any more
                 self._log.warning("gap.closed", chat=chat, found=len(found), error=error)
+                break
+            except client.MatrixAnswerTooLarge:
+                rest = start
                 break
             chunk = page.get("chunk") or []
             size += max(MIN_PAGE_BYTES, len(msgspec.json.encode(chunk)))
             if size > MAX_GAP_BYTES:
-                self._log.warning("gap.closed", chat=chat, found=len(found), error=f"more than {MAX_GAP_BYTES:,} bytes")
-                await self._record_unheard(chat)
+                rest = start
                 break
             recent = parsing.filter_recent(chunk) if end == LOST_POSITION else chunk
             found += recent
@@ -256,9 +267,40 @@ class MatrixPlatform:
         found.reverse()
         # the gap reaches back to before the account joined, and older messages are not for it
         entered = parsing.find_join_index(found, self._me)
-        found = found[entered:] if entered is not None else found
         self._log.info("gap.filled", chat=chat, events=len(found))
-        return found
+        return (found, rest) if entered is None else (found[entered:], "")
+
+    async def _iterate_older_events(
+        self, chat: str, start: str, end: str
+    ) -> AsyncIterator[tuple[Any, parsing.MatrixRoom]]:
+        """Yield the events between two positions in order, and the members at that time, with one page in memory."""
+        room = await self._fetch_members(chat, at=start)
+        count = 0
+        for _ in range(MAX_FORWARD_PAGES):
+            try:
+                page = await self._client.get_messages(chat, start=start, end=end, forward=True)
+            except (Refused, client.MatrixAnswerTooLarge) as error:
+                await self._close_gap(chat, error.message)
+                return
+            chunk = page.get("chunk") or []
+            if room is not None:
+                room = parsing.add_changes(room, chunk)
+            now = parsing.MatrixRoom(members={}) if room is None else room
+            for raw, then in zip(chunk, parsing.iterate_rooms(now, chunk), strict=True):
+                if room is None or self._me in then.members:  # what is older than our invitation is not for us
+                    count += 1
+                    yield raw, then
+            following = page.get("end")
+            if not chunk or not following or following == start:
+                self._log.info("gap.filled", chat=chat, events=count)
+                return
+            start = str(following)
+        await self._close_gap(chat, f"it has more than {MAX_FORWARD_PAGES:,} pages")
+
+    async def _close_gap(self, chat: str, reason: str) -> None:
+        """Report that messages of a room cannot be read. Newer ones are heard."""
+        self._log.warning("gap.closed", chat=chat, error=reason)
+        await self._record_unheard(chat)
 
     async def _parse_event(self, chat: str, raw: Any, room: parsing.MatrixRoom) -> IncomingMessage | None:
         try:
@@ -307,13 +349,18 @@ class MatrixPlatform:
         """Return the members of a room now, or at the time of a sync."""
         room = self._rooms.get(chat)
         if room is None:
-            try:
-                room = parsing.MatrixRoom.from_events(await self._client.get_members(chat, at=at))
-            except (Refused, client.MatrixAnswerTooLarge):
-                # the account was removed, so earlier messages are treated as in a group; or there are too many members
+            room = await self._fetch_members(chat, at=at)
+            if room is None:  # so messages are treated as in a group
                 return parsing.MatrixRoom(members={})
             self._rooms[chat] = room
         return room
+
+    async def _fetch_members(self, chat: str, *, at: str) -> parsing.MatrixRoom | None:
+        """Return the members, or None if the account was removed or there are too many members."""
+        try:
+            return parsing.MatrixRoom.from_events(await self._client.get_members(chat, at=at))
+        except (Refused, client.MatrixAnswerTooLarge):
+            return None
 
     def _remember_sender(self, heard: IncomingMessage) -> None:
         self._senders[heard.origin.message] = heard.sender

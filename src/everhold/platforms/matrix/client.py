@@ -111,11 +111,11 @@ class MatrixClient:
                 return await self._sync_once(since, seconds, _limit_timeline(only, limit))
         return await self._sync_once(since, seconds, _limit_timeline(only, smallest))
 
-    async def get_messages(self, room: str, *, start: str, end: str) -> dict[str, Any]:
-        """Return the events of a room before `start`, latest first, down to `end` if it is given."""
-        call = Api.room_messages(
-            "", room, start=start, end=end or None, direction=MessageDirection.back, limit=PAGE_SIZE
-        )
+    async def get_messages(self, room: str, *, start: str, end: str, forward: bool = False) -> dict[str, Any]:
+        """Return the events of a room before `start`, latest first, or after it in order, as far as `end` if it is
+        given."""
+        direction = MessageDirection.front if forward else MessageDirection.back
+        call = Api.room_messages("", room, start=start, end=end or None, direction=direction, limit=PAGE_SIZE)
         return await self._call("missed messages", *call)
 
     async def get_members(self, room: str, *, at: str = "") -> list[dict[str, Any]]:

@@ -128,6 +128,18 @@ def iterate_rooms(now: MatrixRoom, events: Sequence[Any]) -> Iterator[MatrixRoom
         yield then
 
 
+def add_changes(room: MatrixRoom, events: Sequence[Any]) -> MatrixRoom:
+    """Return the members of a room after its next events."""
+    changes = [raw for raw in events if is_membership_event(raw)]
+    if not changes:
+        return room
+    members = dict(room.members)
+    for raw in changes:
+        members.pop(str(raw.get("state_key", "")), None)
+        members.update(MatrixRoom.from_events([raw]).members)
+    return MatrixRoom(members=members)
+
+
 def _undo_membership(members: dict[str, str], raw: Any) -> tuple[str, str | None] | None:
     """Make `members` those before an event. Return whom the event concerns, and their name after it, which is None if
     they were no member then; None if it concerns nobody."""
