@@ -212,9 +212,14 @@ def make_answered(answer_chars: int, *, seed: int = 0) -> tuple[EntryBody, ...]:
     return (Said(text=text, to=HERE, stamp=STAMP),)
 
 
+def spell_number(number: int) -> str:
+    """Return a number in letters, because messages that differ in their figures alone are routine."""
+    return "".join("abcdefghij"[int(digit)] for digit in str(number))
+
+
 def test_an_acknowledged_message_is_kept_before_a_request_that_was_carried_out() -> None:
-    wordy = [(f"{n}: {'words ' * 20}", make_answered(40, seed=n)) for n in range(20)]
-    asked = [(f"{n}: {'words ' * 20}", make_answered(4_000, seed=n)) for n in range(100, 140)]
+    wordy = [(f"{n}: {spell_number(n)} {'words ' * 20}", make_answered(40, seed=n)) for n in range(20)]
+    asked = [(f"{n}: {spell_number(n)} {'words ' * 20}", make_answered(4_000, seed=n)) for n in range(100, 140)]
     kept = make_plan(*make_exchanges(*wordy, *asked)).kept
     numbers = [int(one.text.partition(":")[0]) for one in kept]
     assert numbers[:20] == list(range(20)), "the acknowledged ones are older, and all are kept"
@@ -235,9 +240,11 @@ def test_a_message_that_did_not_ask_is_kept_last() -> None:
 
 def test_an_answered_question_is_kept_after_an_instruction_of_its_size() -> None:
     asked = [
-        (f"{n}: is it {'so ' * 20}{mark}", make_answered(40, seed=n)) for n in range(60) for mark in "?\uff1f\u061f"
+        (f"{spell_number(n)}: is it {'so ' * 20}{mark}", make_answered(40, seed=n))
+        for n in range(60)
+        for mark in "?\uff1f\u061f"
     ]
-    told = [(f"told {n}: {'so ' * 20}.", make_answered(40, seed=-n)) for n in range(20)]
+    told = [(f"told {spell_number(n)}: {'so ' * 20}.", make_answered(40, seed=-n)) for n in range(20)]
     kept = make_plan(*make_exchanges(*told, *asked)).kept
     assert sum(one.text.startswith("told") for one in kept) == 20
     assert len(kept) < 40
@@ -245,10 +252,10 @@ def test_an_answered_question_is_kept_after_an_instruction_of_its_size() -> None
 
 def test_a_correction_is_found_by_the_answer_that_is_given_again_with_a_change() -> None:
     """The answers are long, so only that they repeat each other shows it."""
-    answer = make_answered(2_000)[0]
+    answer = make_answered(3_000)[0]
     assert isinstance(answer, Said)
     again = (structs.replace(answer, text=answer.text.replace("a", "A", 1) + " It is Thursday."),)
-    others = [(f"{n}: {'list ' * 10}", make_answered(2_000, seed=n)) for n in range(1, 200)]
+    others = [(f"{spell_number(n)}: {'list ' * 10}", make_answered(2_000, seed=n)) for n in range(1, 200)]
     exchanges = [
         ("When is it and what else is there", (answer,)),
         ("Thursday, you took the wrong week.", again),
@@ -257,6 +264,16 @@ def test_a_correction_is_found_by_the_answer_that_is_given_again_with_a_change()
     kept = make_plan(*make_exchanges(*exchanges)).kept
     assert "Thursday, you took the wrong week." in [one.text for one in kept]
     assert "When is it and what else is there" not in [one.text for one in kept]
+
+
+def test_routine_requests_displace_no_instruction() -> None:
+    """They are newer, and their answers are as short. An instruction that comes again with another figure stays."""
+    told = [(f"told {spell_number(n)}, {'so ' * 10}", make_answered(20, seed=n)) for n in range(15)]
+    told += [(f"room {n} is for {'so ' * 10}", make_answered(20, seed=-n)) for n in (4, 5)]
+    asked = [(f"how many are in order {n} {'so ' * 10}", make_answered(20, seed=100 + n)) for n in range(200)]
+    long = [(f"{spell_number(n)} list", make_answered(4_000, seed=1_000 + n)) for n in range(230)]
+    kept = [it.text for it in make_plan(*make_exchanges(*told, *asked, *long)).kept]
+    assert [text for text in kept if text.startswith(("told", "room"))] == [text for text, _ in told]
 
 
 def test_words_are_as_long_as_they_are_in_every_script() -> None:

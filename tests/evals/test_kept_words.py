@@ -24,6 +24,14 @@ def test_instructions_stay_in_every_language_and_the_context_hardly_grows(
         assert score.growth <= MAX_GROWTH
 
 
+@pytest.mark.parametrize("origin, language", [case for case in CASES if case[0] != "wording"])
+def test_instructions_stay_where_the_agent_uses_no_tools(origin: SentenceOrigin, language: str) -> None:
+    score = measure_kept_words(origin, language, "talk")
+    assert score.share >= MIN_SHARE, score.missing
+    if origin == "held_out":  # in the others the instructions alone are more than 15 %
+        assert score.mean_growth <= MAX_GROWTH
+
+
 @pytest.mark.parametrize("origin, language", CASES)
 def test_there_are_enough_sentences(origin: SentenceOrigin, language: str) -> None:
     sentences = load_sentences(origin, language)

@@ -38,8 +38,8 @@ class AnotherEachTime(MatrixPlatform):
 class LeavesGaps(MatrixPlatform):
     """Ignores that a sync may be incomplete."""
 
-    async def _fetch_missed_events(self, chat: str, start: str, end: str) -> list[Any]:
-        return []
+    async def _fetch_missed_events(self, chat: str, start: str, end: str) -> tuple[list[Any], str]:
+        return [], ""
 
 
 class HearsItself(MatrixPlatform):

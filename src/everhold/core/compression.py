@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bisect
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, Literal
 from unicodedata import east_asian_width
@@ -79,8 +80,10 @@ time it doubles, the message comes later.
 KEPT_LINE_TOKENS: Final = 3
 """The line around a text that stays verbatim."""
 QUESTION_RANK: Final = 4
-"""How much later a question that was answered is kept."""
-INSTRUCTION_RANK: Final = 1
+"""How much later a question that was answered is kept, and so is a routine request."""
+ROUTINE_COUNT: Final = 4
+"""A person who says the same so many times, with other figures, makes routine requests."""
+INSTRUCTION_RANK: Final = 2
 """A message with at most this rank is probably an instruction or a correction."""
 LAST_RANK: Final = 64
 """Later than the rank of any message that got an answer."""
@@ -223,7 +226,11 @@ def _select_verbatim(part: SessionContext, *, rest_tokens: int, most: int) -> tu
         if it.why != "question" and MIN_MESSAGE_CHARS <= measure_length(it.text) <= MAX_MESSAGE_CHARS
     ]
     share = min(most, max(int(rest_tokens * WORDS_SHARE), MIN_WORDS_TOKENS))
-    ranks = {it: _rank_message(it, short_answer) for it in candidates.values()}
+    shapes = {it: _find_shape(it) for it in candidates.values()}
+    counts = Counter(shapes.values())
+    ranks = {
+        it: _rank_message(it, short_answer, is_routine=counts[shape] >= ROUTINE_COUNT) for it, shape in shapes.items()
+    }
     instructions = [it for it in words if ranks[it] <= INSTRUCTION_RANK]
     chosen = {
         *_take_while_room(questions, MAX_QUESTION_TOKENS, ranks),
@@ -256,19 +263,25 @@ def _take_while_room(
     return taken
 
 
-def _rank_message(kept: VerbatimMessage, short_answer: float) -> int:
+def _find_shape(kept: VerbatimMessage) -> tuple[str, str]:
+    """Return who said a message, and the letters that it begins with. They are equal in requests that differ by their
+    figures."""
+    return kept.who, "".join(filter(str.isalpha, kept.text[:MAX_MESSAGE_CHARS].casefold()))
+
+
+def _rank_message(kept: VerbatimMessage, short_answer: float, *, is_routine: bool) -> int:
     """Return how late a message is kept.
 
     The less its answer adds, the sooner: an instruction is acknowledged, and after a correction the agent says the same
-    again with a change, while a request is settled by its answer. A question that was answered comes later, and so does
-    a long message. A message that did not ask the agent comes last. Similar sizes are equal, because each rank stands
-    for twice the one before.
+    again with a change, while a request is settled by its answer. A question that was answered comes later, and so do
+    a routine request and a long message. A message that did not ask the agent comes last. Similar sizes are equal,
+    because each rank stands for twice the one before.
     """
     if kept.why == "aside":
         return LAST_RANK
     rank = int(kept.answer_tokens / short_answer).bit_length()
     rank += (measure_length(kept.text) // SHORT_MESSAGE_CHARS).bit_length()
-    return rank + QUESTION_RANK if ends_as_question(kept.text) else rank
+    return rank + QUESTION_RANK if is_routine or ends_as_question(kept.text) else rank
 
 
 def ends_as_question(text: str) -> bool:
