@@ -101,5 +101,5 @@ def test_an_unknown_tool_is_reported_with_the_known_ones(home: Home, capsys: pyt
     home.config.write_text("agents:\n  main:\n    tools: [weather]\n")
     assert main(["--home", str(home.path), "config", "check"]) == 0
     said = capsys.readouterr().out
-    known = "attach, files, memory, schedule, send, session_search, shell, web_fetch"
+    known = "attach, delegate, files, memory, schedule, send, session_search, shell, skill, web_fetch, web_search"
     assert f"there is no tool 'weather' (there is: {known})" in said

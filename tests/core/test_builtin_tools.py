@@ -6,9 +6,9 @@ from everhold.core.builtin_tools import BUILTIN_TOOLS, OWN_WORDS_TOOLS, SELECTAB
 
 
 def test_each_column_has_its_documented_tools() -> None:
-    expected = "memory session_search attach send files schedule skill shell web_fetch web_search"
+    expected = "memory session_search attach send files delegate schedule skill shell web_fetch web_search"
     assert tuple(expected.split()) == SELECTABLE_TOOLS
-    own = {"memory", "remember", "conclude", "send", "file_write", "file_edit", "schedule", "skill"}
+    own = {"memory", "remember", "conclude", "send", "file_write", "file_edit", "delegate", "schedule", "skill"}
     assert own == OWN_WORDS_TOOLS
 
 

@@ -65,13 +65,18 @@ def make_scope(role: str = "owner", place: str = "dm", origin: str = "chat", **m
 
 
 SCOPES = {
-    PolicyColumn.OWNER_ALONE: [make_scope(place=place) for place in ("dm", "cli", "api")],
+    PolicyColumn.OWNER_ALONE: [
+        make_scope(place=place, origin=origin) for place in ("dm", "cli", "api") for origin in ("chat", "delegate")
+    ],
     PolicyColumn.OWNER_ELSEWHERE: [
-        make_scope(place="group"),
+        *(make_scope(place="group", origin=origin) for origin in ("chat", "delegate")),
         *(make_scope(place=place, origin=origin) for place in ScopePlace for origin in ("schedule", "background")),
     ],
     PolicyColumn.PERSON_ALONE: [
-        make_scope(role, place) for role in ("member", "known") for place in ("dm", "cli", "api")
+        make_scope(role, place, origin)
+        for role in ("member", "known")
+        for place in ("dm", "cli", "api")
+        for origin in ("chat", "delegate")
     ],
     PolicyColumn.EVERYBODY_ELSE: [
         *(make_scope("stranger", place, origin) for place in ScopePlace for origin in ScopeOrigin),
@@ -81,7 +86,7 @@ SCOPES = {
             for place in ScopePlace
             for origin in ("agent", "webhook")
         ),
-        *(make_scope(role, "group") for role in ("member", "known")),
+        *(make_scope(role, "group", origin) for role in ("member", "known") for origin in ("chat", "delegate")),
         *(
             make_scope(role, place, origin)
             for role in ("member", "known")
@@ -109,6 +114,10 @@ def test_every_scope_has_a_column_and_no_reach_means_outside() -> None:
         make_scope(role.label, place, origin) for role in PersonRole for place in ScopePlace for origin in ScopeOrigin
     }
     assert listed == every
+    for origin in ("schedule", "background", "agent", "webhook"):
+        assert find_column(make_scope(origin="delegate", caller=ScopeOrigin(origin))) is find_column(
+            make_scope(origin=origin)
+        ), "a sub-agent is in the column of the turn that gave it the task"
     assert CallSubject(tool="x").reach is ToolReach.OUTSIDE
 
 

@@ -166,6 +166,7 @@ def _describe_names() -> Iterator[str]:
     names = (consumers.TURN, consumers.COMMANDS, consumers.COMPRESSION, consumers.BACKLINKS)
     for name in (*names, consumers.TASKS, consumers.REVIEW):
         yield f"consumer: {name}"
+    yield f"consumer of a sub-agent: {consumers.delegate_consumer(0)}"
     yield f"consumer of a memory: {consumers.memory_consumer('NAME')}"
     yield f"consumer of a backfill: {consumers.backfill_consumer('NAME')}"
     yield f"consumer of a platform: {consumers.platform_consumer('PLATFORM', 'ACCOUNT')}"

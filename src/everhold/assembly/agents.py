@@ -23,7 +23,7 @@ from everhold.core.policy import PolicyOutcome, PolicyRule, ScopeOrigin, ScopePl
 from everhold.core.quotas import is_exempt
 from everhold.core.roles import PersonRole
 from everhold.core.wording import format_clock
-from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, TokenMeter
+from everhold.engine.agent_runtime import DEFAULT_MAX_OUTPUT_TOKENS, AgentRuntime, DelegateLimits, TokenMeter
 from everhold.engine.budgets import BudgetLimit
 from everhold.engine.facts import FactCache
 from everhold.engine.memory.recall import HitJudge
@@ -237,6 +237,11 @@ class ConfiguredAgents:
             get_policy=lambda: self.policy,
             is_operator=self._is_operator,
             wait_for_tools=self.wait_for_tools(settings),
+            delegate_limits=DelegateLimits(
+                rounds=settings.delegate.max_rounds,
+                minutes=settings.delegate.max_minutes,
+                tokens=settings.delegate.max_tokens,
+            ),
             send_to=settings.send_to,
             memories=tuple(memory.name for memory in settings.memories if memory.name != BUILTIN_MEMORY),
             pacing=build_pacing(settings),

@@ -21,6 +21,7 @@ from everhold.infra.workspace import WriteIntents
 from everhold.ports.clock import Clock
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
+from everhold.tools.delegate import DelegateTool
 from everhold.tools.files import FindWorkspace, build_file_tools
 from everhold.tools.shell import ShellLimits, ShellTool, find_shell_problem
 from everhold.tools.skill import SkillTool
@@ -28,6 +29,7 @@ from everhold.tools.web_fetch import FetchUrl, WebFetchTool
 from everhold.tools.web_search import WebSearchTool
 from everhold.tools.web_search_services import SEARCH_SERVICES
 
+DELEGATE: Final = "delegate"
 FILES: Final = "files"
 SKILL: Final = "skill"
 SHELL: Final = "shell"
@@ -56,6 +58,7 @@ class BuiltinToolbox:
     ) -> None:
         """`host` is the name of this host, for workspaces that are on one of several."""
         self._search = search
+        self._store = store
         self._fetch = fetch or UrlFetcher(most_bytes=MAX_PAGE_BYTES, is_packed_allowed=True, agent=FETCH_AGENT)
         self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store, host=host)
         self._intents = WriteIntents(home / "workspaces" / ".intents")
@@ -70,6 +73,7 @@ class BuiltinToolbox:
         """Return the tools of an agent, by the name in `tools` that they come with."""
         find_workspace: FindWorkspace = functools.partial(self.workspaces.find_workspace, agent)
         builders: dict[str, Callable[[], dict[str, Tool]]] = {
+            DELEGATE: lambda: {DELEGATE: DelegateTool(self._store)},
             FILES: lambda: build_file_tools(find_workspace, self._intents, self._clock),
             SHELL: lambda: self._build_shell(agent, find_workspace),
             SKILL: lambda: self._build_skill_tool(agent),

@@ -345,6 +345,15 @@ class ShellSettings(ConfigSection):
     """The processor time of a command and all that it starts."""
 
 
+class DelegateSettings(ConfigSection):
+    max_rounds: int = Field(default=30, ge=1, le=50)
+    """How often a sub-agent may ask its model. Then it answers with what it has, and so with the next two limits."""
+    max_minutes: float = Field(default=30.0, gt=0)
+    """How long a sub-agent may work, downtime included."""
+    max_tokens: int = Field(default=500_000, ge=1_000)
+    """What its model may read and write."""
+
+
 class AgentSettings(ConfigSection):
     persona: str = ""
     """The agent's instructions: text, or a file relative to the home (`SOUL.md`). `{file: …}` and `{text: …}` are
@@ -372,12 +381,14 @@ class AgentSettings(ConfigSection):
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach", "schedule", "skill")
     """The agent's tools: `memory`, `session_search`, `attach`, `schedule`, `skill`, `files`, `shell`, `web_fetch`,
-    `web_search`, an installed plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name: …, needs:
-    owner}` refuses a tool to turns below that role."""
+    `web_search`, `delegate`, an installed plug-in, or a name from `tools`; `mcp:NAME` for a server from `mcp`. `{name:
+    …, needs: owner}` refuses a tool to turns below that role."""
     workspace: WorkspaceSettings = WorkspaceSettings()
     """The folder of the tools `files` and `shell`."""
     shell: ShellSettings = ShellSettings()
     """What commands of the tool `shell` may use."""
+    delegate: DelegateSettings = DelegateSettings()
+    """The limits of each sub-agent that the tool `delegate` starts. `budget.background` pays for them."""
     skills: tuple[Text, ...] = ("*",)
     """Names of the skills that the tool `skill` offers, in which `*` stands for any characters."""
     send_to: tuple[Text, ...] = ()

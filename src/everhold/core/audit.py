@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from everhold.core.consumers import DELEGATE, parse_consumer
 from everhold.core.entries import (
     RELEASING_OUTCOMES,
     AddressBound,
@@ -280,10 +281,16 @@ class LogAudit:
         op = entry.op or 0
         if self.open_calls.get(op) and op not in self.partly_erased_ops:
             self.add_finding("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
-        # The calls of a job change nothing, and their results are not recorded.
-        self.open_calls[op] = {call.id for call in body.calls} if self.operation_types.get(op) != "job" else set()
+        self.open_calls[op] = {call.id for call in body.calls} if self._records_calls(op) else set()
         self.started_calls[op] = set()
         self.partly_erased_ops.discard(op)
+
+    def _records_calls(self, op: int) -> bool:
+        """Return whether an operation records the results of its calls. A job that changes nothing does not."""
+        began = self.running.get(op)
+        if began is None or began.type != "job":
+            return True
+        return parse_consumer(began.consumer).kind == DELEGATE
 
     def _check_called(self, entry: Entry, call: str) -> None:
         op = entry.op or 0

@@ -24,7 +24,13 @@ class BuiltinTool(Struct, frozen=True, kw_only=True):
     """The argument that is a shell command. Rules of the policy may name it."""
     sends: str = ""
     """The argument whose words leave for the network."""
+    delegable: bool = False
+    """Whether a sub-agent may use it. None uses a tool that writes or reads memories, speaks in chats, makes schedules
+    or gives work to sub-agents."""
 
+
+DELEGATE_TOOL: Final = "delegate"
+"""The only tool that may give work to a sub-agent."""
 
 BUILTIN_TOOLS: Final = (
     BuiltinTool(name="memory", selectable=True, own_words=True),
@@ -34,19 +40,21 @@ BUILTIN_TOOLS: Final = (
     BuiltinTool(name="attach", selectable=True, own_words=False),
     BuiltinTool(name="send", selectable=True, own_words=True),
     BuiltinTool(name="files", selectable=True, own_words=False),
-    BuiltinTool(name="file_read", selectable=False, own_words=False, part_of="files"),
-    BuiltinTool(name="file_list", selectable=False, own_words=False, part_of="files"),
-    BuiltinTool(name="file_search", selectable=False, own_words=False, part_of="files"),
-    BuiltinTool(name="file_write", selectable=False, own_words=True, part_of="files"),
-    BuiltinTool(name="file_edit", selectable=False, own_words=True, part_of="files"),
+    BuiltinTool(name="file_read", selectable=False, own_words=False, part_of="files", delegable=True),
+    BuiltinTool(name="file_list", selectable=False, own_words=False, part_of="files", delegable=True),
+    BuiltinTool(name="file_search", selectable=False, own_words=False, part_of="files", delegable=True),
+    BuiltinTool(name="file_write", selectable=False, own_words=True, part_of="files", delegable=True),
+    BuiltinTool(name="file_edit", selectable=False, own_words=True, part_of="files", delegable=True),
+    BuiltinTool(name=DELEGATE_TOOL, selectable=True, own_words=True),
     BuiltinTool(name="schedule", selectable=True, own_words=True, writes_state=True),
-    BuiltinTool(name="skill", selectable=True, own_words=True),
-    BuiltinTool(name="shell", selectable=True, own_words=False, command="command"),
-    BuiltinTool(name="web_fetch", selectable=True, own_words=False, sends="url"),
-    BuiltinTool(name="web_search", selectable=True, own_words=False, sends="query"),
+    BuiltinTool(name="skill", selectable=True, own_words=True, delegable=True),
+    BuiltinTool(name="shell", selectable=True, own_words=False, command="command", delegable=True),
+    BuiltinTool(name="web_fetch", selectable=True, own_words=False, sends="url", delegable=True),
+    BuiltinTool(name="web_search", selectable=True, own_words=False, sends="query", delegable=True),
 )
 
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
+DELEGABLE_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.delegable)
 STATE_WRITING_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.writes_state)
 OWN_WORDS_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.own_words)
 _BY_NAME: Final = {tool.name: tool for tool in BUILTIN_TOOLS}

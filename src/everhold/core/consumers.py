@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeAlias
 
-from everhold.core.entries import Attachment, ChatLocation, EntryBody, Notified, Said
+from everhold.core.entries import Attachment, ChatLocation, EntryBody, Notified, Said, TaskRequested
 
 TURN: Final = "turn"
 """Answers messages."""
@@ -20,6 +20,8 @@ BACKLINKS: Final = "backlinks"
 """Writes the matching entry into the other session."""
 TASKS: Final = "tasks"
 """Works on background tasks."""
+DELEGATE: Final = "delegate"
+"""The kind of the consumers that do the work of sub-agents."""
 REVIEW: Final = "review"
 """Looks back over finished turns for notes."""
 PLATFORM: Final = "platform"
@@ -32,6 +34,8 @@ BACKFILL: Final = "backfill"
 REKEY: Final = "rekey"
 """The kind of the consumers that move a person's items in a memory to another peer."""
 
+DELEGATE_SLOTS: Final = 4
+"""How many sub-agents of one conversation work at once."""
 MEMORY_PREFIX: Final = f"{MEMORY}:"
 PLATFORM_PREFIX: Final = f"{PLATFORM}:"
 BACKFILL_PREFIX: Final = f"{BACKFILL}:"
@@ -58,6 +62,16 @@ class ConsumerName(NamedTuple):
 def parse_consumer(name: str) -> ConsumerName:
     kind, _, served = name.partition(":")
     return ConsumerName(kind, served)
+
+
+def delegate_consumer(slot: int) -> str:
+    """Return the consumer that does the work of one of a conversation's sub-agents."""
+    return f"{DELEGATE}:{slot}"
+
+
+def task_consumer(task: TaskRequested) -> str:
+    """Return the consumer that works on a task."""
+    return TASKS if task.delegation is None else delegate_consumer(task.delegation.slot)
 
 
 def memory_consumer(memory: str) -> str:

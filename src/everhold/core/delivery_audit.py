@@ -126,7 +126,7 @@ class DeliveryAudit:
                 self._add_reply(entry)
 
     def _add_heard(self, entry: Entry, body: Heard) -> None:
-        if has_own_words(body.text, (), body.pieces):
+        if not body.hook and not body.delegated and has_own_words(body.text, (), body.pieces):
             self._own_words.add(entry.seq)
         if body.origin.message and not _is_key_of(entry.dedup, body):
             self._keyless.append(entry.seq)
@@ -158,8 +158,8 @@ class DeliveryAudit:
                 self._requests.append((consumers.BACKLINKS, entry.seq, f"backlink:{self.session}:{entry.seq}"))
             case BranchedFrom():
                 self._requests.append((consumers.BACKLINKS, entry.seq, f"backlink:{self.session}:{entry.seq}"))
-            case TaskRequested():
-                self._requests.append((consumers.TASKS, entry.seq, f"job:{self.session}:{entry.seq}"))
+            case TaskRequested() as task:
+                self._requests.append((consumers.task_consumer(task), entry.seq, f"job:{self.session}:{entry.seq}"))
             case AddressUnbound() | BranchCreated() if not entry.dedup:
                 self._keyless.append(entry.seq)
 

@@ -133,10 +133,15 @@ class Heard(StoredRecord, frozen=True):
     trace: str = ""
     """The span of the sender's program, as `traceparent` named it. The trace of the turn has a link to it."""
 
+    delegated: str = ""
+    """The message is the result of a sub-agent. What had started the turn that gave it the task (`ScopeOrigin`); the
+    turn that hears the result has the same rights. The words are not the sender's, who is whom the task was given for.
+    """
+
     @property
     def is_automatic(self) -> bool:
-        """A schedule or a webhook produced it; no sender wrote it at this time."""
-        return self.scheduled or bool(self.hook)
+        """A schedule, a webhook or a sub-agent produced it; no sender wrote it at this time."""
+        return self.scheduled or bool(self.hook) or bool(self.delegated)
 
 
 class Began(StoredRecord, frozen=True):
@@ -430,14 +435,36 @@ class CompressionRequested(SessionChange, frozen=True):
     tell: ChatLocation | None = None
 
 
+class TaskDelegation(StoredRecord, frozen=True, kw_only=True):
+    """How a turn gave a task to a sub-agent: what it is told, and the rights that it has."""
+
+    slot: int
+    """Which of the sub-agents of the conversation does it. Each of them does one task after the other."""
+    context: str = ""
+    tools: tuple[str, ...] = ()
+    """The tools that it may use; empty: all that a sub-agent may."""
+    author: str = ""
+    speaker: str = ""
+    sender: str = ""
+    """Who wrote the message for which the task was given, as its entry has them."""
+    place: str = ""
+    origin: str = ""
+    """Place and origin of the turn, by which the policy judges (`PolicyScope`)."""
+    foreign: bool = False
+    """The model had read words of others."""
+    hops: int = 0
+
+
 class TaskRequested(SessionChange, frozen=True):
-    """A person gave a task that runs beside the conversation."""
+    """A person gave a task that runs beside the conversation, or a turn gave it to a sub-agent."""
 
     text: str
     tell: ChatLocation | None = None
     stamp: Stamp = Stamp()
     role: PersonRole = PersonRole.MEMBER
     """The role of the person when the task was accepted."""
+    delegation: TaskDelegation | None = None
+    """None: a person gave it."""
 
 
 class MemoryNameSet(SessionChange, frozen=True):

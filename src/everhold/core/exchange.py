@@ -99,6 +99,7 @@ def build_exchange(
         for entry in heard
         if isinstance(entry.body, Heard)
         and not entry.body.hook
+        and not entry.body.delegated
         and has_own_words(entry.body.text, (), entry.body.pieces)
     ]
     spoken = [entry for entry in steps if isinstance(entry.body, Said)]
@@ -207,6 +208,11 @@ def build_retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> Memor
 def render_task_report(task: str, result: str) -> str:
     """Return the message by which a session hears of a finished task."""
     return f"{_REPORT_OPENING}{task}{_REPORT_CLOSING}{result}"
+
+
+def render_delegate_report(number: int, task: str, result: str) -> str:
+    """Return the message by which a session hears of the work of a sub-agent."""
+    return f"[Result of sub-agent {number}, to which you gave the task “{task}”]\n{result}"
 
 
 def build_job_result(heard: Entry, *, agent: str, find_peer: FindPeer = find_no_peer) -> JobResult | None:

@@ -271,6 +271,8 @@ def split_words(entry: Entry, heard: Heard) -> tuple[list[str], list[str]]:
     foreign = [build_piece_origin(piece) for piece in heard.pieces if is_foreign(piece)]
     if heard.hook:
         return [], foreign
+    if heard.delegated:
+        return [], ["tool:delegate", *foreign]
     if heard.bot:
         return [], [f"bot:{heard.sender or entry.author}", *foreign]
     quoted = [piece.text for piece in heard.pieces if piece.own]
@@ -283,7 +285,7 @@ def find_cited_source(text: str, cited: Iterable[Entry]) -> str:
     sources: list[str] = []
     for entry in cited:
         if isinstance(entry.body, Heard):
-            if entry.body.bot:
+            if entry.body.bot or entry.body.delegated:
                 return split_words(entry, entry.body)[1][0]
             own, foreign = split_words(entry, entry.body)
             said += own

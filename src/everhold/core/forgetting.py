@@ -279,11 +279,9 @@ def extract_text(entry: Entry) -> str:
             return "\n".join((text, reasoning, *asked))
         case Compressed(summary=summary, kept=kept, effects=effects):
             return "\n".join((summary, *(one.text for one in kept), *effects))
-        case (
-            Changed(change=TaskRequested(text=text))
-            | Changed(change=SessionTitled(title=text))
-            | Changed(change=CompressionRequested(focus=text))
-        ):
+        case Changed(change=TaskRequested(text=text, delegation=delegation)):
+            return text if delegation is None else f"{text}\n{delegation.context}"
+        case Changed(change=SessionTitled(title=text)) | Changed(change=CompressionRequested(focus=text)):
             return text
         case _:
             return ""

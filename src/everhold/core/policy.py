@@ -65,6 +65,8 @@ class ScopeOrigin(enum.StrEnum):
     AGENT = "agent"
     """Another agent, or another bot."""
     WEBHOOK = "webhook"
+    DELEGATE = "delegate"
+    """A sub-agent, for a turn of another origin."""
 
 
 class PolicyScope(Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class PolicyScope(Struct, frozen=True, kw_only=True):
     """The lowest role of all people whose words the turn takes."""
     place: ScopePlace = ScopePlace.DIRECT
     origin: ScopeOrigin = ScopeOrigin.CHAT
+    caller: ScopeOrigin = ScopeOrigin.CHAT
+    """Of a sub-agent: the origin of the turn that gave it the task."""
     is_foreign_shown: bool = False
     """The model was shown words that are nobody's who asks: results of tools, files, forwarded text, other senders."""
     own_words: tuple[str, ...] = ()
@@ -153,9 +157,10 @@ DEFAULT_TABLE: Final[Mapping[ToolReach, Mapping[PolicyColumn, PolicyOutcome]]] =
 
 def find_column(scope: PolicyScope) -> PolicyColumn:
     """Return the column of the default table that a turn belongs to."""
-    if scope.origin in (ScopeOrigin.AGENT, ScopeOrigin.WEBHOOK):
+    origin = scope.caller if scope.origin is ScopeOrigin.DELEGATE else scope.origin
+    if origin in (ScopeOrigin.AGENT, ScopeOrigin.WEBHOOK):
         return PolicyColumn.EVERYBODY_ELSE
-    is_alone = scope.place is not ScopePlace.GROUP and scope.origin is ScopeOrigin.CHAT
+    is_alone = scope.place is not ScopePlace.GROUP and origin is ScopeOrigin.CHAT
     if scope.role is PersonRole.OWNER:
         return PolicyColumn.OWNER_ALONE if is_alone else PolicyColumn.OWNER_ELSEWHERE
     if scope.role >= PersonRole.KNOWN and is_alone:
@@ -200,10 +205,20 @@ def _does_rule_fit(rule: PolicyRule, call: CallSubject, scope: PolicyScope) -> b
         does_pattern_fit(rule.tool, call.tool)
         and (not rule.who or scope.role in rule.who)
         and (not rule.places or scope.place in rule.places)
-        and (not rule.origins or scope.origin in rule.origins)
+        and _does_origin_fit(rule, scope)
         and (not rule.agent or rule.agent == scope.agent)
         and (not rule.command or _does_command_fit(rule, call.command))
     )
+
+
+def _does_origin_fit(rule: PolicyRule, scope: PolicyScope) -> bool:
+    """Return whether a rule is about the origin of a turn. What a rule keeps from a turn it keeps from its sub-agents,
+    too, and what it allows to a turn it does not allow to them.
+    """
+    if not rule.origins or scope.origin in rule.origins:
+        return True
+    is_delegate = scope.origin is ScopeOrigin.DELEGATE and rule.do is not PolicyOutcome.ALLOW
+    return is_delegate and scope.caller in rule.origins
 
 
 def _does_command_fit(rule: PolicyRule, command: str | None) -> bool:
@@ -265,11 +280,13 @@ def find_scope_place(platform: str, place: ChatPlace) -> ScopePlace:
 def find_scope_origin(heard: Iterable[Entry]) -> ScopeOrigin:
     """Return what started a turn that takes these messages: the least trusted of them decides."""
     bodies = [entry.body for entry in heard if isinstance(entry.body, Heard)]
-    if any(body.bot for body in bodies):
+    delegated = {body.delegated for body in bodies}  # a result is heard with the rights of the turn that asked for it
+    if any(body.bot for body in bodies) or ScopeOrigin.AGENT in delegated:
         return ScopeOrigin.AGENT
-    if any(body.hook for body in bodies):
+    if any(body.hook for body in bodies) or ScopeOrigin.WEBHOOK in delegated:
         return ScopeOrigin.WEBHOOK
-    return ScopeOrigin.SCHEDULE if any(body.scheduled for body in bodies) else ScopeOrigin.CHAT
+    is_scheduled = any(body.scheduled for body in bodies) or ScopeOrigin.SCHEDULE in delegated
+    return ScopeOrigin.SCHEDULE if is_scheduled else ScopeOrigin.CHAT
 
 
 def list_own_words(heard: Iterable[Entry]) -> tuple[str, ...]:
@@ -293,7 +310,14 @@ def has_foreign_words(
             continue
         body = entry.body
         is_theirs = body.asks and entry.author.removeprefix("person:") in speakers
-        if body.bot or body.hook or body.attachments or not is_theirs or any(map(is_foreign, body.pieces)):
+        if (
+            body.bot
+            or body.hook
+            or body.delegated
+            or body.attachments
+            or not is_theirs
+            or any(map(is_foreign, body.pieces))
+        ):
             return True
     tools: dict[str, str] = {}
     for entry in steps:

@@ -332,7 +332,8 @@ def _list_acting_calls(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
                 yield "", ""
             case None if entry.kind is EntryKind.RETURNED:
                 last_call = ""
-        if entry.kind is EntryKind.SAID:  # a turn that was taken back has no reply, so a tool sent it
+        # A turn that was taken back has no reply, so a tool sent it, or gave work to a sub-agent.
+        if entry.kind in (EntryKind.SAID, EntryKind.CHANGED):
             yield tools.get(last_call, ""), last_call
 
 

@@ -78,6 +78,15 @@ class ToolOffer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DelegateLimits:
+    """What one sub-agent may use. Beyond that it answers with what it has."""
+
+    rounds: int = 30
+    minutes: float = 30.0
+    tokens: int = 500_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentRuntime:
     """One agent as it is configured now."""
 
@@ -101,6 +110,8 @@ class AgentRuntime:
     """Whether an identity is that of an operator of this gateway."""
     wait_for_tools: Callable[[], Awaitable[None]] | None = None
     """Waits, for a limited time, for tools that are starting. Ask for the runtime again afterwards."""
+    delegate_limits: DelegateLimits = DelegateLimits()
+    """What each of its sub-agents may use."""
     send_to: tuple[str, ...] = ()
     """The addresses that the agent may write to, and where its schedules may deliver."""
     memories: tuple[str, ...] = ()

@@ -21,8 +21,10 @@ from everhold.core.entries import (
     EntryKind,
     EntryPinned,
     Erased,
+    Heard,
     Noted,
     OperationsUndone,
+    Returned,
     StopRequested,
     Thought,
     Took,
@@ -232,8 +234,10 @@ def _find_copies(
             blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
         if isinstance(entry.body, Noted) and not gone.isdisjoint(entry.body.cites):
             gone.add(entry.seq)
-        # A thought of a job may repeat anything the job has read, without citing it.
-        if isinstance(entry.body, Thought) and entry.op in jobs and entry.seq > first:
+        # A thought of a job may repeat anything the job has read, without citing it, and so may what follows from it.
+        if isinstance(entry.body, Thought | Returned) and entry.op in jobs and entry.seq > first:
+            gone.add(entry.seq)
+        if isinstance(entry.body, Heard) and entry.body.delegated and entry.seq > first:
             gone.add(entry.seq)
     return gone, blobs
 

@@ -23,6 +23,7 @@ from everhold.engine.compression.preparation import MemoryCompressionPreparer
 from everhold.engine.context_cache import ContextCache
 from everhold.engine.gates import STORE_RETRY_SECONDS, Gates, Wakeups
 from everhold.engine.jobs import worker as jobs_worker
+from everhold.engine.jobs.sub_agent import SubAgentWorker
 from everhold.engine.memory import backfill, rekey
 from everhold.engine.memory.destination import MemoryDestination
 from everhold.engine.memory.peers import PeerRegistry, build_peer_registry
@@ -144,6 +145,7 @@ class WorkerSupervisor:
             consumers.COMPRESSION: self._run_compressions,
             consumers.TASKS: self._run_jobs,
             consumers.REVIEW: self._run_jobs,
+            consumers.DELEGATE: self._run_sub_agent,
             consumers.BACKLINKS: self._run_backlinks,
             consumers.PLATFORM: self._deliver_replies,
             consumers.MEMORY: self._deliver_to_memory,
@@ -535,6 +537,18 @@ class WorkerSupervisor:
             budgets=self.budgets,
             contexts=self.contexts,
             roles=self.roles,
+        ).run()
+        return False
+
+    async def _run_sub_agent(self, claim: Claim, _: str) -> bool:
+        await SubAgentWorker(
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            wakeups=self.wakeups,
+            budgets=self.budgets,
+            roles=self.roles,
+            failures=self._failures_in_row.get(claim.name, 0),
         ).run()
         return False
 

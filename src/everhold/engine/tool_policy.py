@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from everhold.core.builtin_tools import OWN_WORDS_TOOLS, find_builtin_tool
 from everhold.core.context import SessionContext
-from everhold.core.entries import ChatLocation, Entry, ToolCall
+from everhold.core.entries import ChatLocation, Entry, TaskDelegation, TaskRequested, ToolCall
 from everhold.core.people import PERSON_MEMBER
 from everhold.core.policy import (
     CallJudgement,
@@ -16,6 +16,7 @@ from everhold.core.policy import (
     PolicyOutcome,
     PolicyScope,
     ScopeOrigin,
+    ScopePlace,
     ToolReach,
     explain_judgement,
     find_scope_origin,
@@ -128,6 +129,21 @@ def is_recall_foreign(recalled: RecallRecord | None, speakers: Collection[str]) 
         or not (one.session and one.seq)
         or (one.kind != "reply" and one.person.removeprefix(PERSON_MEMBER) not in speakers)
         for one in shown
+    )
+
+
+def build_delegate_scope(
+    runtime: AgentRuntime, role: PersonRole, task: TaskRequested, delegation: TaskDelegation, *, steps: Iterable[Entry]
+) -> PolicyScope:
+    """Return who asks for the calls of a sub-agent: whoever asked the turn that gave it the task."""
+    person = task.stamp.person
+    return PolicyScope(
+        agent=runtime.agent,
+        role=find_policy_role(runtime, role, (person,) if person else ()),
+        place=ScopePlace(delegation.place),
+        origin=ScopeOrigin.DELEGATE,
+        caller=ScopeOrigin(delegation.origin),
+        is_foreign_shown=delegation.foreign or has_foreign_words((), steps, (), OWN_WORDS_TOOLS),
     )
 
 

@@ -67,6 +67,17 @@ class SendRequest(Struct, frozen=True, kw_only=True):
     hops: int = 0
 
 
+class DelegatedTask(Struct, frozen=True, kw_only=True):
+    """A task for a sub-agent. It is committed with the tool's result."""
+
+    task: str
+    slot: int
+    """Which of the sub-agents of the conversation does it."""
+    context: str = ""
+    tools: tuple[str, ...] = ()
+    """The tools that it may use; empty: all that a sub-agent may."""
+
+
 class ToolFile(Struct, frozen=True, kw_only=True):
     """A file that a tool made or found. Its name is a label and is never used as a path."""
 
@@ -89,6 +100,8 @@ class ToolResult(Struct, frozen=True, kw_only=True):
     state_writes: Sequence[StateWrite] = ()
     """For built-in tools: state records that are written with the result. If one changed since it was read, nothing is
     written, and the call runs again."""
+    delegated: Sequence[DelegatedTask] = ()
+    """For the built-in tool `delegate`: tasks for sub-agents."""
     hits: Sequence[MemoryHit] = ()
     """What a memory's tool found. The gateway judges each hit and appends those that may be shown; `text` is shown if
     there are none.

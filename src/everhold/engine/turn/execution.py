@@ -14,7 +14,7 @@ from msgspec import Struct
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
 from everhold.core.budget import list_turn_budgets
-from everhold.core.builtin_tools import STATE_WRITING_TOOLS
+from everhold.core.builtin_tools import DELEGATE_TOOL, STATE_WRITING_TOOLS
 from everhold.core.context import (
     LONG_RESULT_CHARS,
     SHORT_TEXT_CHARS,
@@ -30,6 +30,7 @@ from everhold.core.entries import (
     OUTAGE_NOTICE,
     RELEASING_OUTCOMES,
     Began,
+    Changed,
     ChatLocation,
     Ended,
     Entry,
@@ -42,6 +43,8 @@ from everhold.core.entries import (
     Notified,
     Returned,
     Stamp,
+    TaskDelegation,
+    TaskRequested,
     Thought,
     Took,
     get_body_kind,
@@ -50,7 +53,7 @@ from everhold.core.entries import (
 from everhold.core.inbox import CutTurn, InboxDecision, RunningTurn, SteerTurn, decide_next_step
 from everhold.core.message_split import split_text
 from everhold.core.people import PeopleDirectory
-from everhold.core.policy import ScopeOrigin, find_scope_origin
+from everhold.core.policy import PolicyScope, ScopeOrigin, find_scope_origin
 from everhold.core.provenance import join_all_text, list_tool_refusals
 from everhold.core.recall_blobs import pack_record, read_record
 from everhold.core.roles import ChatPlace, PersonRole, ToolAccess, explain_lost_access, list_role_refusals
@@ -114,7 +117,7 @@ from everhold.ports.store import (
     Step,
     Wakeup,
 )
-from everhold.ports.tool import ToolContext, ToolEffect, ToolResult
+from everhold.ports.tool import DelegatedTask, ToolContext, ToolEffect, ToolResult
 from everhold.telemetry.metrics import ANSWER_SECONDS, FIRST_WORDS_SECONDS
 
 INBOX_POLL_SECONDS: Final = 1.0
@@ -457,7 +460,14 @@ class TurnExecution:
         call = find_next_call(self.state, event)
         if call is None or call.tool in self.refusals:
             return self.refusals, ""
-        scope = build_turn_scope(
+        verdict = judge_tool_call(self.runtime, call, self._build_scope(), self.rights.owners)
+        if not verdict.refusal:
+            return self.refusals, verdict.because
+        self.log.info("tool.refused", tool=call.tool, reason=verdict.because)
+        return {**self.refusals, call.tool: verdict.refusal}, ""
+
+    def _build_scope(self) -> PolicyScope:
+        return build_turn_scope(
             self.runtime,
             self.rights,
             self.origin,
@@ -466,11 +476,6 @@ class TurnExecution:
             context=self.cached_context.context,
             recalled=self.recalled.record if self.recalled else None,
         )
-        verdict = judge_tool_call(self.runtime, call, scope, self.rights.owners)
-        if not verdict.refusal:
-            return self.refusals, verdict.because
-        self.log.info("tool.refused", tool=call.tool, reason=verdict.because)
-        return {**self.refusals, call.tool: verdict.refusal}, ""
 
     def _can_act(self, tool: str) -> bool:
         """Return whether a second call could have a second effect. A note that is stored again has none."""
@@ -794,7 +799,8 @@ class TurnExecution:
             self.runtime.build_said(it.text, it.to, hops=it.hops, stamp=self.stamp) for it in result.send_requests
         )
         files = tuple(file.data for file in result.files)
-        bodies = (*recorded.bodies, *notes, *sayings, *self._build_note_notices(notes))
+        tasks = self._build_tasks(result.delegated) if task.call.tool == DELEGATE_TOOL else ()
+        bodies = (*recorded.bodies, *notes, *sayings, *tasks, *self._build_note_notices(notes))
         writes = tuple(result.state_writes) if task.call.tool in STATE_WRITING_TOOLS else ()
         try:
             return await self._commit_bodies(bodies, files=files, state_writes=writes)
@@ -802,6 +808,38 @@ class TurnExecution:
             if not writes:
                 raise
             return await self._commit_bodies((Returned(call=task.call.id, text=CHANGED_MEANWHILE_TEXT, error=True),))
+
+    def _build_tasks(self, delegated: Iterable[DelegatedTask]) -> tuple[Changed, ...]:
+        """Return the tasks for sub-agents, with the rights of this turn. They are for whoever asked last."""
+        asking = [it for it in self.heard.values() if isinstance(it.body, Heard) and it.body.asks]
+        if not asking or self.origin is None:
+            return ()  # what asked was erased
+        last = asking[-1]
+        assert isinstance(last.body, Heard)
+        scope = self._build_scope()
+        return tuple(
+            Changed(
+                change=TaskRequested(
+                    text=one.task,
+                    tell=self.origin,
+                    stamp=self.stamp,
+                    role=self.rights.role,
+                    delegation=TaskDelegation(
+                        slot=one.slot,
+                        context=one.context,
+                        tools=one.tools,
+                        author=last.author,
+                        speaker=last.body.speaker,
+                        sender=last.body.sender,
+                        place=scope.place,
+                        origin=scope.origin,
+                        foreign=scope.is_foreign_shown,
+                        hops=self.hops,
+                    ),
+                )
+            )
+            for one in delegated
+        )
 
     def _build_note_notices(self, notes: tuple[Noted, ...]) -> tuple[Notified, ...]:
         """Return notices to the chat about committed notes. They are true whatever the providers do."""
@@ -1038,7 +1076,15 @@ class TurnExecution:
     def _list_wakeups(self, bodies: Iterable[EntryBody]) -> tuple[Wakeup, ...]:
         bodies = tuple(bodies)
         noted = any(isinstance(body, Noted) for body in bodies)
-        return self.runtime.list_platform_wakeups(bodies) + (self.runtime.list_memory_wakeups() if noted else ())
+        return (
+            *self.runtime.list_platform_wakeups(bodies),
+            *(self.runtime.list_memory_wakeups() if noted else ()),
+            *(
+                Wakeup(consumer=consumers.task_consumer(body.change))
+                for body in bodies
+                if isinstance(body, Changed) and isinstance(body.change, TaskRequested)
+            ),
+        )
 
     def _list_compression_wakeups(self, reply: str) -> tuple[Wakeup, ...]:
         """Above the soft limit, wake up the compression worker to compress in background."""
