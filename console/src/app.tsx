@@ -5,24 +5,39 @@ import type { FunctionComponent } from "preact";
 import { connection } from "./live/event_stream";
 import { login } from "./login/login";
 import { LoginPage, OfferedLogin } from "./login/login_page";
-import { listMenu, PAGES, type Page } from "./pages";
+import { Menu, MenuButton } from "./menu";
+import { PAGES, type Page } from "./pages";
 import { ConversationPage } from "./pages/conversation_page";
-import { buildLink, place } from "./router";
+import { place } from "./router";
 import { state } from "./state/console_state";
 import { words } from "./words";
 
 export function App() {
   if (login.state.value !== "in") return <LoginPage />;
-  const page = PAGES.find((it) => it.name === place.value.page);
   return (
     <>
       <OfferedLogin />
       <div class="console">
         <Bar />
-        {page ? <LazyPage key={page.name} page={page} /> : <ConversationPage />}
+        <Menu />
+        <Content />
       </div>
     </>
   );
+}
+
+function Content() {
+  const page = PAGES.find((it) => it.name === place.value.page);
+  const caller = state.caller.value;
+  if (!page) return <ConversationPage />;
+  if (caller && page.isForOperators && !caller.operator)
+    return (
+      <main class="page">
+        <h2>{words.pages[page.name]}</h2>
+        <p class="hint">{words.onlyOperators}</p>
+      </main>
+    );
+  return <LazyPage key={page.name} page={page} />;
 }
 
 function Bar() {
@@ -33,7 +48,7 @@ function Bar() {
       <h1>
         <img src="/static/logo.svg" alt="" width="22" height="22" /> everhold
       </h1>
-      <Menu />
+      <MenuButton />
       <p class={`state ${reached}`} role="status">
         <span class="dot" aria-hidden="true" />
         {words.connection[reached]}
@@ -50,32 +65,18 @@ function Bar() {
   );
 }
 
-function Menu() {
-  const current = place.value.page === "session" ? "" : place.value.page;
-  const pages = listMenu(state.caller.value);
-  if (!pages.length) return null;
-  return (
-    <nav class="pages" aria-label={words.pagesLabel}>
-      <a href="#/" aria-current={current === "" ? "page" : undefined}>
-        {words.conversation.name}
-      </a>
-      {pages.map((page) => (
-        <a href={buildLink(page.name)} aria-current={current === page.name ? "page" : undefined}>
-          {words.pages[page.name]}
-        </a>
-      ))}
-    </nav>
-  );
-}
-
 function LazyPage({ page }: { page: Page }) {
   const [Loaded, setLoaded] = useState<FunctionComponent | null>(null);
   const [failed, fail] = useState(false);
+  const isLive = state.isLive;
   useEffect(() => {
     page.load().then(
       (loaded) => setLoaded(() => loaded.default),
       () => fail(true),
     );
   }, []);
+  useEffect(() => {
+    if (failed && isLive) location.reload(); // a browser does not load a script again that it failed to load
+  }, [failed, isLive]);
   return <main class="page">{Loaded ? <Loaded /> : <p class="hint">{failed ? words.pageFailed : words.loading}</p>}</main>;
 }

@@ -5,6 +5,7 @@ import { render } from "preact";
 import { App } from "./app";
 import { connection, EventStream } from "./live/event_stream";
 import { login } from "./login/login";
+import { preloadPages } from "./pages";
 import { followAddress, place } from "./router";
 import { state } from "./state/console_state";
 import { language } from "./words";
@@ -26,6 +27,9 @@ follow(login.state, (now) => {
 });
 follow(connection, (now) => {
   if (now.state !== "live") state.onDisconnected();
+});
+follow(state.caller, (caller) => {
+  if (caller) preloadPages(caller);
 });
 follow(place, () => {
   if (state.caller.value) void state.followPlace();

@@ -37,15 +37,26 @@ async function request(route: Route, parameters: object = {}, body?: unknown, si
     options.headers = { "content-type": "application/json" };
     options.body = JSON.stringify(body ?? {});
   }
+  return send(buildUrl(path, parameters), options);
+}
+
+async function send(url: string, options: RequestInit): Promise<Response> {
   let response: Response;
   try {
-    response = await login.fetch(buildUrl(path, parameters), options);
+    response = await login.fetch(url, options);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError(0, "unreachable", String(error), "");
   }
   if (!response.ok) throw await readRefusal(response);
   return response;
+}
+
+// Stores a file for a message that follows.
+export async function upload(file: File): Promise<Answer<"POST /api/files">> {
+  const path = buildUrl("/api/files", { name: file.name, media: file.type });
+  const response = await send(path, { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
+  return (await response.json()) as Answer<"POST /api/files">;
 }
 
 // Puts path parameters into the path, and the others behind it.

@@ -8,7 +8,7 @@ import type { OutgoingMessage } from "../state/outbox";
 import { formatBytes } from "../ui/time";
 import { words } from "../words";
 import { Markdown } from "./markdown";
-import type { Attachment, Row } from "./rows";
+import type { Row } from "./rows";
 import { ToolCards } from "./tool_cards";
 
 export function ConversationRow({ row, agent }: { row: Row; agent: string }) {
@@ -72,7 +72,7 @@ function By({ name, row }: { name: string; row: Row }) {
   );
 }
 
-function Files({ files }: { files: Attachment[] }) {
+function Files({ files }: { files: Array<{ name?: string; size?: number }> }) {
   if (!files.length) return null;
   return (
     <ul class="files">
@@ -117,6 +117,7 @@ export function OutgoingRow({ message }: { message: OutgoingMessage }) {
       <div class="text">
         <p class="plain">{message.text}</p>
       </div>
+      <Files files={message.files ?? []} />
       <p class="by">
         {message.refused ? (
           <>

@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import type { EntryView } from "../api/generated";
 import { login } from "../login/login";
+import { readStream, type SentEvent } from "./sse";
 
 const MIN_WAIT_MS = 300;
 const MAX_WAIT_MS = 4000;
@@ -61,43 +62,26 @@ export class EventStream {
     try {
       restartTimer();
       const headers: Record<string, string> = this.lastPos === null ? {} : { "Last-Event-ID": String(this.lastPos) };
-      const response = await login.fetch("/api/events", { headers, signal: abort.signal });
-      if (!response.ok || !response.body) return response.status;
-      onStarted();
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (let rest = ""; ; ) {
-        const { done, value } = await reader.read();
-        if (done) return 0;
-        restartTimer();
-        const blocks = (rest + value).split("\n\n");
-        rest = blocks.pop() ?? "";
-        blocks.forEach((block) => this.handleEvent(block));
-      }
+      const path = "/api/events";
+      return await readStream(path, { headers, signal: abort.signal, onStarted, onAlive: restartTimer, onEvent: (event) => this.handle(event) });
     } finally {
       clearTimeout(timer);
       abort.abort();
     }
   }
 
-  private handleEvent(block: string): void {
-    const fields: Record<string, string> = {};
-    for (const line of block.split("\n")) {
-      const colon = line.indexOf(":");
-      if (colon > 0) fields[line.slice(0, colon)] = line.slice(colon + 1).replace(/^ /, "");
-    }
-    if (!fields.data) return;
-    const data = JSON.parse(fields.data);
-    if (fields.event === "hello") {
+  private handle({ event, id, data }: SentEvent): void {
+    if (event === "hello") {
       const restored = this.lastPos !== null && data.end < this.lastPos;
       this.lastPos = data.pos;
       setConnection("live");
       this.handlers.hello(restored);
-    } else {
-      if (fields.event === "entry") this.handlers.entry(data);
-      else if (fields.event === "delta") this.handlers.delta(data);
-      else if (fields.event === "reset") this.handlers.reset(data);
-      if (fields.id) this.lastPos = Number(fields.id);
+      return;
     }
+    if (event === "entry") this.handlers.entry(data);
+    else if (event === "delta") this.handlers.delta(data);
+    else if (event === "reset") this.handlers.reset(data);
+    if (id) this.lastPos = Number(id);
   }
 }
 

@@ -9,7 +9,7 @@ import { connection, type Delta, type LiveEntry } from "../live/event_stream";
 import { buildLink, place, replacePlace } from "../router";
 import { getCreationTime, parseAddress } from "./address";
 import { type CachedLog, Logs } from "./logs";
-import { Outbox } from "./outbox";
+import { Outbox, type UploadedFile } from "./outbox";
 
 const PAGE_SIZE = 100;
 
@@ -201,10 +201,11 @@ export class ConsoleState {
     this.changed();
   }
 
-  private apply(known: KnownSession, entry: LiveEntry): void {
+  // A changed session is a new object, because a component with the same properties is not drawn again.
+  private apply(before: KnownSession, entry: LiveEntry): void {
     const { kind, body } = entry;
-    known.at = entry.at;
-    known.last_seq = entry.seq;
+    const known = { ...before, at: entry.at, last_seq: entry.seq };
+    this.sessions.set(known.id, known);
     this.name(known.id, entry);
     if (kind === "began" && body?.type === "turn") known.busy = true;
     if (kind === "ended") known.busy = false;
@@ -234,10 +235,10 @@ export class ConsoleState {
 
   // -- messages
 
-  send(text: string): void {
+  send(text: string, files: UploadedFile[]): void {
     const target = this.newChat.value ?? parseAddress(this.getOpen()?.address);
     const by = this.caller.value?.name ?? "";
-    this.outbox.add({ agent: target.agent, chat: target.chat, text, session: this.openId.value, by });
+    this.outbox.add({ agent: target.agent, chat: target.chat, text, files, session: this.openId.value, by });
   }
 
   private onSent(message: { id: string; agent: string; chat: string }, session: string): void {

@@ -8,12 +8,19 @@ import { readStorage, writeStorage } from "./storage";
 const KEY = "everhold.outbox";
 const RETRY_MS = 1000;
 
+export interface UploadedFile {
+  id: string;
+  name: string;
+  size: number;
+}
+
 export interface OutgoingMessage {
   id: string;
   by: string; // the caller who wrote it
   agent: string;
   chat: string;
   text: string;
+  files: UploadedFile[];
   session: string | null;
   sent?: boolean;
   refused?: string;
@@ -47,9 +54,9 @@ export class Outbox {
     this.delivering = true;
     try {
       for (let next; (next = this.messages.value.find(isWaiting)); ) {
-        const { id, agent, chat, text } = next;
+        const { id, agent, chat, text, files } = next;
         try {
-          const { session } = await call("POST /api/messages", {}, { id, agent, chat, text });
+          const { session } = await call("POST /api/messages", {}, { id, agent, chat, text, ...(files?.length && { files: files.map((file) => file.id) }) });
           this.change(id, { sent: true, session });
           this.onSent(next, session);
         } catch (error) {

@@ -1,19 +1,97 @@
-import { f as $, i as x, o as A, p as Q, r as f, t as a, u as d } from "./preact.js";
-import { C as state, E as followAddress, F as connection, I as login, L as language, M as LoginPage, N as OfferedLogin, O as place, P as EventStream, R as words, S as CopyButton, T as buildLink, f as SessionList, h as Conversation, m as LogView, p as nameSession, z as __vitePreload } from "./shared.js";
-function page(name, load, { isForOperators = true, isInMenu = true } = {}) {
+import { a as y, f as $, i as x, o as A, p as Q, r as f, t as a, u as d } from "./preact.js";
+import { H as language, I as LoginPage, L as OfferedLogin, M as followAddress, P as place, R as EventStream, T as state, U as words, V as login, W as __vitePreload, d as SessionList, f as nameSession, h as CopyButton, j as buildLink, m as Conversation, p as LogView, z as connection } from "./shared.js";
+function forAll(name, group, load) {
 	return {
 		name,
+		group,
 		load,
-		isForOperators,
-		isInMenu
+		isForOperators: false
 	};
 }
-var PAGES = [page("sessions", () => __vitePreload(() => import("./sessions_page.js"), []), { isForOperators: false }), page("inspect", () => __vitePreload(() => import("./inspect_page.js"), []), {
-	isForOperators: false,
-	isInMenu: false
-})];
-function listMenu(caller) {
-	return PAGES.filter((it) => it.isInMenu && (!it.isForOperators || caller?.operator));
+function forOperators(name, group, load) {
+	return {
+		name,
+		group,
+		load,
+		isForOperators: true
+	};
+}
+var PAGES = [
+	forOperators("inbox", "talk", () => __vitePreload(() => import("./inbox_page.js"), [])),
+	forAll("sessions", "talk", () => __vitePreload(() => import("./sessions_page.js"), [])),
+	forAll("schedules", "talk", () => __vitePreload(() => import("./schedules_page.js"), [])),
+	forAll("memories", "knowledge", () => __vitePreload(() => import("./memories_page.js"), [])),
+	forOperators("people", "knowledge", () => __vitePreload(() => import("./people_page.js"), [])),
+	forOperators("agents", "set_up", () => __vitePreload(() => import("./agents_page.js"), [])),
+	forOperators("platforms", "set_up", () => __vitePreload(() => import("./platforms_page.js"), [])),
+	forOperators("tools", "set_up", () => __vitePreload(() => import("./tools_page.js"), [])),
+	forOperators("configuration", "set_up", () => __vitePreload(() => import("./configuration_page.js"), [])),
+	forAll("logins", "set_up", () => __vitePreload(() => import("./logins_page.js"), [])),
+	forOperators("health", "watch", () => __vitePreload(() => import("./health_page.js"), [])),
+	forOperators("deadLetters", "watch", () => __vitePreload(() => import("./dead_letters_page.js"), [])),
+	forOperators("usage", "watch", () => __vitePreload(() => import("./usage_page.js"), [])),
+	forOperators("audit", "watch", () => __vitePreload(() => import("./audit_page.js"), [])),
+	forOperators("logs", "watch", () => __vitePreload(() => import("./logs_page.js"), [])),
+	forOperators("hosts", "watch", () => __vitePreload(() => import("./hosts_page.js"), [])),
+	forOperators("backups", "watch", () => __vitePreload(() => import("./backups_page.js"), [])),
+	forAll("inspect", null, () => __vitePreload(() => import("./inspect_page.js"), []))
+];
+var PRELOAD_AFTER_MS = 1e3;
+var GROUPS = [
+	"talk",
+	"knowledge",
+	"set_up",
+	"watch"
+];
+function listPages(caller, group) {
+	return PAGES.filter((page) => page.group === group && (!page.isForOperators || caller?.operator));
+}
+function preloadPages(caller) {
+	const wanted = PAGES.filter((page) => !page.isForOperators || caller.operator);
+	setTimeout(async () => {
+		for (const page of wanted) await page.load().catch(() => void 0);
+	}, PRELOAD_AFTER_MS);
+}
+var open = y(false);
+function MenuButton() {
+	return /* @__PURE__ */ a("button", {
+		class: "quiet menu-button",
+		"aria-expanded": open.value,
+		"aria-controls": "menu",
+		onClick: () => open.value = !open.value,
+		children: words.menu
+	});
+}
+function Menu() {
+	const { page } = place.value;
+	const caller = state.caller.value;
+	const close = () => open.value = false;
+	return /* @__PURE__ */ a("nav", {
+		id: "menu",
+		class: `pages${open.value ? " open" : ""}`,
+		"aria-label": words.pagesLabel,
+		onClick: close,
+		children: GROUPS.map((group) => {
+			const pages = listPages(caller, group);
+			if (!pages.length && group !== "talk") return null;
+			return /* @__PURE__ */ a("section", {
+				"aria-label": words.groups[group],
+				children: [
+					/* @__PURE__ */ a("h2", { children: words.groups[group] }),
+					group === "talk" && /* @__PURE__ */ a("a", {
+						href: state.openId.value ? buildLink("session", [state.openId.value]) : "#/",
+						"aria-current": page === "" || page === "session" ? "page" : void 0,
+						children: words.conversation.name
+					}),
+					pages.map(({ name }) => /* @__PURE__ */ a("a", {
+						href: buildLink(name),
+						"aria-current": page === name ? "page" : void 0,
+						children: words.pages[name]
+					}, name))
+				]
+			}, group);
+		})
+	});
 }
 function ConversationPage() {
 	const [part, turn] = d("conversation");
@@ -73,11 +151,27 @@ function Head({ part, turn }) {
 }
 function App() {
 	if (login.state.value !== "in") return /* @__PURE__ */ a(LoginPage, {});
-	const page = PAGES.find((it) => it.name === place.value.page);
 	return /* @__PURE__ */ a($, { children: [/* @__PURE__ */ a(OfferedLogin, {}), /* @__PURE__ */ a("div", {
 		class: "console",
-		children: [/* @__PURE__ */ a(Bar, {}), page ? /* @__PURE__ */ a(LazyPage, { page }, page.name) : /* @__PURE__ */ a(ConversationPage, {})]
+		children: [
+			/* @__PURE__ */ a(Bar, {}),
+			/* @__PURE__ */ a(Menu, {}),
+			/* @__PURE__ */ a(Content, {})
+		]
 	})] });
+}
+function Content() {
+	const page = PAGES.find((it) => it.name === place.value.page);
+	const caller = state.caller.value;
+	if (!page) return /* @__PURE__ */ a(ConversationPage, {});
+	if (caller && page.isForOperators && !caller.operator) return /* @__PURE__ */ a("main", {
+		class: "page",
+		children: [/* @__PURE__ */ a("h2", { children: words.pages[page.name] }), /* @__PURE__ */ a("p", {
+			class: "hint",
+			children: words.onlyOperators
+		})]
+	});
+	return /* @__PURE__ */ a(LazyPage, { page }, page.name);
 }
 function Bar() {
 	const { state: reached } = connection.value;
@@ -89,7 +183,7 @@ function Bar() {
 			width: "22",
 			height: "22"
 		}), " everhold"] }),
-		/* @__PURE__ */ a(Menu, {}),
+		/* @__PURE__ */ a(MenuButton, {}),
 		/* @__PURE__ */ a("p", {
 			class: `state ${reached}`,
 			role: "status",
@@ -108,30 +202,16 @@ function Bar() {
 		})] })
 	] });
 }
-function Menu() {
-	const current = place.value.page === "session" ? "" : place.value.page;
-	const pages = listMenu(state.caller.value);
-	if (!pages.length) return null;
-	return /* @__PURE__ */ a("nav", {
-		class: "pages",
-		"aria-label": words.pagesLabel,
-		children: [/* @__PURE__ */ a("a", {
-			href: "#/",
-			"aria-current": current === "" ? "page" : void 0,
-			children: words.conversation.name
-		}), pages.map((page) => /* @__PURE__ */ a("a", {
-			href: buildLink(page.name),
-			"aria-current": current === page.name ? "page" : void 0,
-			children: words.pages[page.name]
-		}))]
-	});
-}
 function LazyPage({ page }) {
 	const [Loaded, setLoaded] = d(null);
 	const [failed, fail] = d(false);
+	const isLive = state.isLive;
 	A(() => {
 		page.load().then((loaded) => setLoaded(() => loaded.default), () => fail(true));
 	}, []);
+	A(() => {
+		if (failed && isLive) location.reload();
+	}, [failed, isLive]);
 	return /* @__PURE__ */ a("main", {
 		class: "page",
 		children: Loaded ? /* @__PURE__ */ a(Loaded, {}) : /* @__PURE__ */ a("p", {
@@ -153,6 +233,9 @@ follow(login.state, (now) => {
 });
 follow(connection, (now) => {
 	if (now.state !== "live") state.onDisconnected();
+});
+follow(state.caller, (caller) => {
+	if (caller) preloadPages(caller);
 });
 follow(place, () => {
 	if (state.caller.value) state.followPlace();

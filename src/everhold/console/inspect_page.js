@@ -1,4 +1,4 @@
-import { A as call, C as state, D as go, O as place, R as words, T as buildLink, _ as formatFull, a as Action, b as formatSeconds, c as Loaded, d as Field, g as formatExactTime, i as saveFile, j as callForText, l as Problem, n as usePages, o as Table, p as nameSession, r as Facts, s as useResource, u as Choice, v as formatMoney, w as parseAddress, y as formatNumber } from "./shared.js";
+import { A as callForText, E as parseAddress, N as go, P as place, S as formatSeconds, T as state, U as words, a as usePages, b as formatMoney, c as Loaded, f as nameSession, i as Field, j as buildLink, k as call, l as Facts, n as saveFile, o as Table, r as Choice, s as useResource, u as Action, v as formatExactTime, w as Problem, x as formatNumber, y as formatFull } from "./shared.js";
 import { f as $, t as a, u as d } from "./preact.js";
 function MessageList({ messages }) {
 	return /* @__PURE__ */ a("ol", {

@@ -1,5 +1,5 @@
 import { t as a, u as d } from "./preact.js";
-import { A as call, C as state, O as place, R as words, T as buildLink, _ as formatFull, d as Field, k as replacePlace, l as Problem, n as usePages, p as nameSession, t as VirtualList, u as Choice, v as formatMoney, w as parseAddress, x as formatShort, y as formatNumber } from "./shared.js";
+import { C as formatShort, E as parseAddress, F as replacePlace, P as place, T as state, U as words, a as usePages, b as formatMoney, f as nameSession, i as Field, j as buildLink, k as call, r as Choice, t as VirtualList, w as Problem, x as formatNumber, y as formatFull } from "./shared.js";
 var PAGE_SIZE = 100;
 var ROW_HEIGHT = 52;
 var STATES = [

@@ -5,7 +5,8 @@ var en = {
 	copied: "copied",
 	copyCode: "Copy code",
 	loading: "Loading…",
-	pageFailed: "This page could not be loaded. Reload the console.",
+	pageFailed: "This page could not be loaded. It opens when everhold answers again.",
+	onlyOperators: "Only operators see this page.",
 	pagesLabel: "Pages",
 	table: "Table",
 	connection: {
@@ -16,7 +17,33 @@ var en = {
 	},
 	pages: {
 		sessions: "Sessions",
-		inspect: "Session"
+		inspect: "Session",
+		inbox: "Inbox",
+		deadLetters: "Dead letters",
+		memories: "Memories",
+		people: "People",
+		schedules: "Schedules",
+		agents: "Agents",
+		platforms: "Platforms",
+		tools: "Tools",
+		usage: "Usage",
+		audit: "Audit",
+		logs: "Logs",
+		hosts: "Hosts",
+		backups: "Backups",
+		health: "Health",
+		configuration: "Configuration",
+		logins: "Logins"
+	},
+	actions: "Actions",
+	refresh: "Refresh",
+	more: "Show more",
+	menu: "Menu",
+	groups: {
+		talk: "Talk",
+		knowledge: "Knowledge",
+		set_up: "Set up",
+		watch: "Watch"
 	},
 	cancel: "Cancel",
 	tryAgain: "Try again",
@@ -224,6 +251,9 @@ var en = {
 		why: "Why?",
 		context: "Context",
 		pinEntry: (pinned, seq) => `${pinned ? "Unpin" : "Pin"} entry ${seq}`,
+		attach: "Attach files",
+		detach: (name) => `Remove ${name}`,
+		uploading: "uploading…",
 		file: "file",
 		readNext: "read next",
 		notAccepted: (reason) => `not accepted: ${reason}`,
@@ -238,6 +268,272 @@ var en = {
 		tryNow: "Try now",
 		inTerminal: (id) => `This conversation is in a terminal: everhold chat --session ${id}. You can read it here.`,
 		onPlatform: (platform) => `This conversation is on ${platform}. You can read it here.`
+	},
+	inbox: {
+		empty: "Nothing waits for you.",
+		open: "Open",
+		kinds: {
+			pairing: "Access",
+			tools: "Tools",
+			dead_letters: "Dead letters",
+			in_doubt: "In doubt",
+			config: "Configuration refused",
+			problem: "Problem",
+			given_up: "Given up",
+			failing: "Failing",
+			erasure: "Forgetting",
+			budget: "Budget",
+			approval: "Approval"
+		}
+	},
+	deadLetters: {
+		about: "Deliveries that were refused for good, or whose outcome is unknown. The log keeps their entries.",
+		causes: "Reasons",
+		list: "Deliveries",
+		none: "There are none.",
+		noReason: "no reason",
+		count: "Number",
+		doubtful: "In doubt",
+		latest: "Latest",
+		resend: "Send again",
+		mayRepeat: (number) => `${count(number, "delivery", "deliveries")} may have arrived and would arrive twice.`,
+		resent: (number) => `${number} sent again`,
+		drop: "Drop",
+		confirmDrop: (number) => `${count(number, "delivery is", "deliveries are")} never sent.`,
+		dropped: (number) => `${number} dropped`
+	},
+	memories: {
+		delivery: "Delivery to memories",
+		memory: "Memory",
+		none: "No agent has a memory.",
+		available: "available",
+		unavailable: "not available",
+		backlog: "Waiting",
+		since: "Since",
+		sent: "Sent",
+		planResend: "Count the last day",
+		resend: "Send the last day again",
+		confirmResend: "The memory receives the entries of the last day again.",
+		resent: (items, sessions) => `${count(items, "item", "items")} of ${count(sessions, "session", "sessions")}`,
+		search: "Search",
+		query: "Words",
+		find: "Search",
+		defaultAgent: "default agent",
+		silent: (names) => `No answer from ${names}.`,
+		facts: "Facts",
+		hits: "Found in memories",
+		nothing: "Nothing was found.",
+		validUntil: (time) => `valid until ${time}`,
+		replacedBy: (id) => `replaced by ${id}`,
+		comparison: "Comparison",
+		comparisonAbout: "What each memory found for the latest questions, and what of it the answers used.",
+		compare: "Compare",
+		nothingAsked: "No question was asked yet.",
+		mode: "Mode",
+		asked: "Asked",
+		answered: "Answered",
+		found: "Found",
+		used: "Used",
+		alone: "Found alone",
+		median: "Median",
+		slow: "95 %",
+		overlap: (first, second, percent) => `${first} and ${second} found ${percent} % the same.`
+	},
+	people: {
+		none: "There are none.",
+		name: "Name",
+		identities: "Identities",
+		identity: "Identity",
+		role: "Role",
+		owner: "owner",
+		ownerOf: (places) => `owner of ${places}`,
+		member: "member",
+		link: "Link an identity",
+		toPerson: "to person",
+		access: "Access",
+		asking: "Asks for access",
+		nobodyAsks: "Nobody asks for access.",
+		until: "Code valid until",
+		code: "Code",
+		approve: "Approve",
+		approved: (name) => `${name} has access`,
+		granted: "Has access by a code",
+		revoke: "Revoke",
+		confirmRevoke: "The identity has no access any more.",
+		proof: "Proof",
+		proofs: {
+			config: "configuration",
+			token: "token",
+			operator: "operator",
+			code: "code"
+		},
+		since: "Since",
+		always: "always",
+		unlink: "Unlink",
+		confirmUnlink: "The identity becomes a person of its own.",
+		sessions: "Sessions of this person",
+		export: "Export what is stored of this person",
+		forget: "Forget this person",
+		forgetAbout: "Erases the words of this person in every log, and asks every memory to delete what it has. This cannot be undone.",
+		planForget: "Show what would be forgotten",
+		forgetBegan: "The log is erased. The memories are asked; their states follow below the list of people.",
+		names: "Identities",
+		recalls: "Recalled texts",
+		remains: "What stays, and why",
+		places: "Place",
+		noPlaces: "No other place has anything.",
+		parts: "What",
+		forgettings: "Forgettings",
+		noForgettings: "Nobody was forgotten.",
+		accept: "Accept what remains",
+		confirmAccept: "You deleted by hand what the place cannot delete."
+	},
+	schedules: {
+		about: "A schedule writes its text into a chat at its times. It is made in a chat, with /schedule or by the agent.",
+		none: "There are no schedules.",
+		when: "When",
+		text: "Text",
+		chat: "Chat",
+		next: "Next",
+		last: "Last",
+		paused: "paused",
+		never: "never",
+		remove: "Delete",
+		confirmRemove: "It does not run again."
+	},
+	agents: {
+		default: "default",
+		model: "Model",
+		missing: "Missing",
+		budget: "Budget for a day",
+		test: "Test the model",
+		testWords: "Answer with one word: ready",
+		testDone: (time) => `answered in ${time}`
+	},
+	platforms: {
+		none: "No platform is configured.",
+		account: "Account",
+		listening: "listening",
+		silent: "not listening",
+		more: "More",
+		pairing: "Approve access by a code"
+	},
+	tools: {
+		noServers: "No tool server is configured.",
+		none: "no tools",
+		tool: "Tool",
+		package: "Package",
+		plugins: "Tools of installed packages",
+		noPlugins: "There are none.",
+		before: "Before:",
+		confirm: (number) => `Confirm ${count(number, "tool", "tools")}`,
+		confirmAbout: "Agents may use the tools as they are described now."
+	},
+	usage: {
+		share: "Share",
+		by: "By",
+		keys: {
+			day: "Day",
+			agent: "Agent",
+			model: "Model",
+			person: "Person"
+		},
+		since: "From",
+		until: "To",
+		calls: "Calls",
+		input: "Input",
+		cached: "Cached",
+		output: "Output",
+		cost: "Cost",
+		none: "No model was used.",
+		unknown: "unknown",
+		total: (calls, input, output, cost) => `${calls} calls, ${input} tokens in, ${output} out, ${cost}`
+	},
+	audit: {
+		progress: (done, total) => total ? `Checked ${done} of ${count(total, "session", "sessions")}` : "Checking…",
+		ended: (sessions, time) => `Checked ${count(sessions, "session", "sessions")} at ${time}.`,
+		refused: (status) => `The audit was refused (${status}).`,
+		again: "Check again",
+		holds: "Holds:",
+		broken: "Broken:",
+		doubts: (number) => `${count(number, "delivery is", "deliveries are")} in doubt.`,
+		findings: "Findings"
+	},
+	logs: {
+		level: "From level",
+		event: "Event",
+		words: "Words",
+		refused: (status) => `The log lines were refused (${status}).`
+	},
+	hosts: {
+		single: "This store has one host.",
+		clock: (time) => `The clocks of hosts differ by ${time}.`,
+		none: "No host is registered.",
+		host: "Host",
+		own: "this one",
+		alive: "alive",
+		gone: "gone",
+		draining: "draining",
+		version: "Version",
+		since: "Up for",
+		renewed: "Heartbeat",
+		accounts: "Accounts",
+		cursors: "Works on",
+		differ: "Other settings",
+		drain: "Drain this host",
+		confirmDrain: "It takes nothing new and ends when its work is done."
+	},
+	backups: {
+		make: "Make a backup",
+		made: (path, size, sound) => `${path} (${size})${sound ? "" : ", damaged"}`,
+		none: "There are no backups.",
+		path: "Path",
+		size: "Size",
+		upto: "Up to entry",
+		sound: "sound",
+		damaged: "damaged"
+	},
+	health: {
+		fine: "Nothing is wrong.",
+		store: "Store",
+		since: "Running since",
+		draining: "Draining",
+		pending: "Messages that wait",
+		held: "Messages held back",
+		restart: "Needs a restart",
+		waiting: "Work that waits",
+		nothingWaits: "Nothing waits.",
+		failures: "Failures",
+		retried: (number) => `${number} tried again`,
+		givenUp: (starts) => `A turn was started ${starts} times and did not end.`
+	},
+	configuration: {
+		about: "Secrets are not in this text. A change is checked before it is written.",
+		line: (line) => `line ${line}`,
+		notInForce: "This text is not in force, because it is invalid. An earlier one is.",
+		needsRestart: (names) => `In force after a restart: ${names}`,
+		check: "Check",
+		save: "Write",
+		confirmSave: "The gateway uses the new text at once.",
+		discard: "Discard",
+		written: "written",
+		valid: "The text is valid.",
+		invalid: "The text is invalid.",
+		versions: "Earlier texts",
+		noVersions: "There are none.",
+		by: "Replaced by",
+		restore: "Restore",
+		confirmRestore: "This text replaces the present one, byte for byte."
+	},
+	logins: {
+		none: "No browser is logged in.",
+		browser: "Browser",
+		current: "this one",
+		token: "Token",
+		created: "Since",
+		used: "Last used",
+		end: "End",
+		endsThis: "You are logged out."
 	},
 	tool: {
 		asked: "waiting",
@@ -478,6 +774,38 @@ var Login = class {
 	}
 };
 var login = new Login();
+async function readStream(path, { headers = {}, signal, onStarted, onAlive, onEvent }) {
+	const response = await login.fetch(path, {
+		headers,
+		signal
+	});
+	if (!response.ok || !response.body) return response.status;
+	onStarted?.();
+	const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+	for (let rest = "";;) {
+		const { done, value } = await reader.read();
+		if (done) return 0;
+		onAlive?.();
+		const blocks = (rest + value).split("\n\n");
+		rest = blocks.pop() ?? "";
+		for (const block of blocks) {
+			const event = parseEvent(block);
+			if (event) onEvent(event);
+		}
+	}
+}
+function parseEvent(block) {
+	const fields = {};
+	for (const line of block.split("\n")) {
+		const colon = line.indexOf(":");
+		if (colon > 0) fields[line.slice(0, colon)] = line.slice(colon + 1).replace(/^ /, "");
+	}
+	return fields.data ? {
+		event: fields.event ?? "message",
+		id: fields.id ?? "",
+		data: JSON.parse(fields.data)
+	} : null;
+}
 var MIN_WAIT_MS = 300;
 var MAX_WAIT_MS = 4e3;
 var SILENCE_MS = 4e4;
@@ -520,46 +848,30 @@ var EventStream = class {
 		};
 		try {
 			restartTimer();
-			const headers = this.lastPos === null ? {} : { "Last-Event-ID": String(this.lastPos) };
-			const response = await login.fetch("/api/events", {
-				headers,
-				signal: abort.signal
+			return await readStream("/api/events", {
+				headers: this.lastPos === null ? {} : { "Last-Event-ID": String(this.lastPos) },
+				signal: abort.signal,
+				onStarted,
+				onAlive: restartTimer,
+				onEvent: (event) => this.handle(event)
 			});
-			if (!response.ok || !response.body) return response.status;
-			onStarted();
-			const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-			for (let rest = "";;) {
-				const { done, value } = await reader.read();
-				if (done) return 0;
-				restartTimer();
-				const blocks = (rest + value).split("\n\n");
-				rest = blocks.pop() ?? "";
-				blocks.forEach((block) => this.handleEvent(block));
-			}
 		} finally {
 			clearTimeout(timer);
 			abort.abort();
 		}
 	}
-	handleEvent(block) {
-		const fields = {};
-		for (const line of block.split("\n")) {
-			const colon = line.indexOf(":");
-			if (colon > 0) fields[line.slice(0, colon)] = line.slice(colon + 1).replace(/^ /, "");
-		}
-		if (!fields.data) return;
-		const data = JSON.parse(fields.data);
-		if (fields.event === "hello") {
+	handle({ event, id, data }) {
+		if (event === "hello") {
 			const restored = this.lastPos !== null && data.end < this.lastPos;
 			this.lastPos = data.pos;
 			setConnection("live");
 			this.handlers.hello(restored);
-		} else {
-			if (fields.event === "entry") this.handlers.entry(data);
-			else if (fields.event === "delta") this.handlers.delta(data);
-			else if (fields.event === "reset") this.handlers.reset(data);
-			if (fields.id) this.lastPos = Number(fields.id);
+			return;
 		}
+		if (event === "entry") this.handlers.entry(data);
+		else if (event === "delta") this.handlers.delta(data);
+		else if (event === "reset") this.handlers.reset(data);
+		if (id) this.lastPos = Number(id);
 	}
 };
 function setConnection(state) {
@@ -652,53 +964,6 @@ function LoginPage() {
 		})]
 	});
 }
-var ApiError = class extends Error {
-	status;
-	type;
-	remedy;
-	constructor(status, type, message, remedy) {
-		super(message);
-		this.status = status;
-		this.type = type;
-		this.remedy = remedy;
-	}
-};
-async function call(route, parameters, body, signal) {
-	return await (await request(route, parameters, body, signal)).json();
-}
-async function callForText(route, parameters) {
-	return (await request(route, parameters, void 0)).text();
-}
-async function request(route, parameters = {}, body, signal) {
-	const [method, path] = route.split(" ");
-	const options = {
-		method,
-		...signal && { signal }
-	};
-	if (method !== "GET") {
-		options.headers = { "content-type": "application/json" };
-		options.body = JSON.stringify(body ?? {});
-	}
-	let response;
-	try {
-		response = await login.fetch(buildUrl(path, parameters), options);
-	} catch (error) {
-		if (error instanceof DOMException && error.name === "AbortError") throw error;
-		throw new ApiError(0, "unreachable", String(error), "");
-	}
-	if (!response.ok) throw await readRefusal(response);
-	return response;
-}
-function buildUrl(path, parameters) {
-	const query = new URLSearchParams();
-	for (const [name, value] of Object.entries(parameters)) if (path.includes(`{${name}}`)) path = path.replace(`{${name}}`, encodeURIComponent(String(value)));
-	else if (value !== void 0 && value !== "") query.set(name, String(value));
-	return query.size ? `${path}?${query}` : path;
-}
-async function readRefusal(response) {
-	const { type = "refused", message = response.statusText, remedy = "" } = (await response.json().catch(() => ({}))).error ?? {};
-	return new ApiError(response.status, type, message, remedy);
-}
 var SESSION_ID = /^[0-9a-z]{26}$/;
 var place = y(readPlace());
 function readPlace(hash = location.hash) {
@@ -739,6 +1004,66 @@ function followAddress(onCode) {
 		if (location.hash.startsWith("#code=")) onCode();
 		else place.value = readPlace();
 	});
+}
+var ApiError = class extends Error {
+	status;
+	type;
+	remedy;
+	constructor(status, type, message, remedy) {
+		super(message);
+		this.status = status;
+		this.type = type;
+		this.remedy = remedy;
+	}
+};
+async function call(route, parameters, body, signal) {
+	return await (await request(route, parameters, body, signal)).json();
+}
+async function callForText(route, parameters) {
+	return (await request(route, parameters, void 0)).text();
+}
+async function request(route, parameters = {}, body, signal) {
+	const [method, path] = route.split(" ");
+	const options = {
+		method,
+		...signal && { signal }
+	};
+	if (method !== "GET") {
+		options.headers = { "content-type": "application/json" };
+		options.body = JSON.stringify(body ?? {});
+	}
+	return send(buildUrl(path, parameters), options);
+}
+async function send(url, options) {
+	let response;
+	try {
+		response = await login.fetch(url, options);
+	} catch (error) {
+		if (error instanceof DOMException && error.name === "AbortError") throw error;
+		throw new ApiError(0, "unreachable", String(error), "");
+	}
+	if (!response.ok) throw await readRefusal(response);
+	return response;
+}
+async function upload(file) {
+	return await (await send(buildUrl("/api/files", {
+		name: file.name,
+		media: file.type
+	}), {
+		method: "POST",
+		headers: { "content-type": "application/octet-stream" },
+		body: file
+	})).json();
+}
+function buildUrl(path, parameters) {
+	const query = new URLSearchParams();
+	for (const [name, value] of Object.entries(parameters)) if (path.includes(`{${name}}`)) path = path.replace(`{${name}}`, encodeURIComponent(String(value)));
+	else if (value !== void 0 && value !== "") query.set(name, String(value));
+	return query.size ? `${path}?${query}` : path;
+}
+async function readRefusal(response) {
+	const { type = "refused", message = response.statusText, remedy = "" } = (await response.json().catch(() => ({}))).error ?? {};
+	return new ApiError(response.status, type, message, remedy);
 }
 var ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz";
 function parseAddress(address = "") {
@@ -877,13 +1202,14 @@ var Outbox = class {
 		this.delivering = true;
 		try {
 			for (let next; next = this.messages.value.find(isWaiting);) {
-				const { id, agent, chat, text } = next;
+				const { id, agent, chat, text, files } = next;
 				try {
 					const { session } = await call("POST /api/messages", {}, {
 						id,
 						agent,
 						chat,
-						text
+						text,
+						...files?.length && { files: files.map((file) => file.id) }
 					});
 					this.change(id, {
 						sent: true,
@@ -1079,10 +1405,14 @@ var ConsoleState = class {
 		this.tell(entry);
 		this.changed();
 	}
-	apply(known, entry) {
+	apply(before, entry) {
 		const { kind, body } = entry;
-		known.at = entry.at;
-		known.last_seq = entry.seq;
+		const known = {
+			...before,
+			at: entry.at,
+			last_seq: entry.seq
+		};
+		this.sessions.set(known.id, known);
 		this.name(known.id, entry);
 		if (kind === "began" && body?.type === "turn") known.busy = true;
 		if (kind === "ended") known.busy = false;
@@ -1114,13 +1444,14 @@ var ConsoleState = class {
 	tell(entry) {
 		for (const listener of this.listeners) listener(entry);
 	}
-	send(text) {
+	send(text, files) {
 		const target = this.newChat.value ?? parseAddress(this.getOpen()?.address);
 		const by = this.caller.value?.name ?? "";
 		this.outbox.add({
 			agent: target.agent,
 			chat: target.chat,
 			text,
+			files,
 			session: this.openId.value,
 			by
 		});
@@ -1147,28 +1478,212 @@ var ConsoleState = class {
 	}
 };
 var state = new ConsoleState();
+function Problem({ error }) {
+	if (!error) return null;
+	const known = error instanceof ApiError ? error : null;
+	const message = known?.status === 0 ? words.problem.unreachable : error instanceof Error ? error.message : String(error);
+	return /* @__PURE__ */ a("div", {
+		class: "problem",
+		role: "alert",
+		children: [
+			/* @__PURE__ */ a("p", { children: message }),
+			known?.remedy && /* @__PURE__ */ a("p", {
+				class: "remedy",
+				children: known.remedy
+			}),
+			known?.type === "login_too_old" && /* @__PURE__ */ a("button", {
+				class: "quiet",
+				onClick: () => void login.logOut(),
+				children: words.problem.logInAgain
+			})
+		]
+	});
+}
+var TIME = new Intl.DateTimeFormat(language, {
+	hour: "2-digit",
+	minute: "2-digit",
+	hourCycle: "h23"
+});
+var EXACT = new Intl.DateTimeFormat(language, {
+	hour: "2-digit",
+	minute: "2-digit",
+	second: "2-digit",
+	hourCycle: "h23"
+});
+var DAY = new Intl.DateTimeFormat(language, {
+	day: "numeric",
+	month: "short"
+});
+var FULL = new Intl.DateTimeFormat(language, {
+	dateStyle: "medium",
+	timeStyle: "medium"
+});
+var NUMBER = new Intl.NumberFormat(language);
+var MONEY = new Intl.NumberFormat(language, {
+	style: "currency",
+	currency: "USD",
+	maximumFractionDigits: 4
+});
+function formatTime(at) {
+	return TIME.format(at * 1e3);
+}
+function formatExactTime(at) {
+	return EXACT.format(at * 1e3);
+}
+function formatFull(at) {
+	return FULL.format(at * 1e3);
+}
+function formatShort(at) {
+	const date = /* @__PURE__ */ new Date(at * 1e3);
+	return date.toDateString() === (/* @__PURE__ */ new Date()).toDateString() ? formatTime(at) : DAY.format(date);
+}
+function formatSeconds(seconds) {
+	if (seconds < 1) return `${Math.round(seconds * 1e3)} ms`;
+	if (seconds < 60) return `${NUMBER.format(Math.round(seconds * 10) / 10)} s`;
+	if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+	return seconds < 86400 ? `${NUMBER.format(Math.round(seconds / 360) / 10)} h` : `${NUMBER.format(Math.round(seconds / 8640) / 10)} d`;
+}
+function formatNumber(value) {
+	return NUMBER.format(value);
+}
+function formatMoney(usd) {
+	return MONEY.format(usd);
+}
+function formatBytes(bytes) {
+	for (const [unit, size] of [
+		["GB", 1e9],
+		["MB", 1e6],
+		["kB", 1e3]
+	]) if (bytes >= size) return `${NUMBER.format(Math.round(bytes / (size / 10)) / 10)} ${unit}`;
+	return `${bytes} B`;
+}
+function useAttachments() {
+	const [files, setFiles] = d([]);
+	const [uploading, setUploading] = d(0);
+	const [error, fail] = d(null);
+	const addOne = async (file) => {
+		setUploading((count) => count + 1);
+		try {
+			const { id, name, size } = await upload(file);
+			setFiles((before) => [...before, {
+				id,
+				name: name || file.name,
+				size
+			}]);
+		} catch (caught) {
+			fail(caught);
+		}
+		setUploading((count) => count - 1);
+	};
+	const add = (given) => {
+		fail(null);
+		for (const file of given) addOne(file);
+	};
+	const remove = (id) => setFiles((before) => before.filter((file) => file.id !== id));
+	return {
+		files,
+		uploading,
+		error,
+		add,
+		remove,
+		clear: () => setFiles([])
+	};
+}
+function AttachButton({ add }) {
+	return /* @__PURE__ */ a("label", {
+		class: "quiet attach",
+		title: words.conversation.attach,
+		children: [
+			/* @__PURE__ */ a("span", {
+				"aria-hidden": "true",
+				children: "+"
+			}),
+			/* @__PURE__ */ a("span", {
+				class: "hidden",
+				children: words.conversation.attach
+			}),
+			/* @__PURE__ */ a("input", {
+				type: "file",
+				multiple: true,
+				class: "hidden",
+				onChange: (event) => {
+					add([...event.currentTarget.files ?? []]);
+					event.currentTarget.value = "";
+				}
+			})
+		]
+	});
+}
+function AttachmentList({ attachments }) {
+	const { files, uploading, error, remove } = attachments;
+	if (!files.length && !uploading && !error) return null;
+	return /* @__PURE__ */ a("div", {
+		class: "attachments",
+		children: [
+			files.map((file) => /* @__PURE__ */ a("span", {
+				class: "attachment",
+				children: [
+					file.name,
+					" ",
+					/* @__PURE__ */ a("span", {
+						class: "hint",
+						children: formatBytes(file.size)
+					}),
+					/* @__PURE__ */ a("button", {
+						type: "button",
+						class: "quiet",
+						"aria-label": words.conversation.detach(file.name),
+						onClick: () => remove(file.id),
+						children: "×"
+					})
+				]
+			}, file.id)),
+			uploading > 0 && /* @__PURE__ */ a("span", {
+				role: "status",
+				children: words.conversation.uploading
+			}),
+			/* @__PURE__ */ a(Problem, { error })
+		]
+	});
+}
 function Composer({ session }) {
+	return Boolean(state.newChat.value) || state.isOwnChat(session) ? /* @__PURE__ */ a(MessageForm, { session }) : /* @__PURE__ */ a(ReadOnly, { session });
+}
+function MessageForm({ session }) {
 	const [text, write] = d("");
+	const [over, setOver] = d(false);
+	const attachments = useAttachments();
 	const field = T(null);
 	const target = state.newChat.value ?? parseAddress(session?.address);
-	const ours = Boolean(state.newChat.value) || state.isOwnChat(session);
-	A(() => field.current?.focus(), [
-		state.openId.value,
-		state.newChat.value?.chat,
-		ours
-	]);
-	if (!ours) return /* @__PURE__ */ a(ReadOnly, { session });
+	A(() => field.current?.focus(), [state.openId.value, state.newChat.value?.chat]);
+	const isEmpty = !text.trim() && !attachments.files.length || attachments.uploading > 0;
 	const send = (event) => {
 		event.preventDefault();
-		if (!text.trim()) return;
-		state.send(text);
+		if (isEmpty) return;
+		state.send(text, attachments.files);
 		write("");
+		attachments.clear();
+	};
+	const take = (event, data) => {
+		const files = [...data?.files ?? []];
+		setOver(false);
+		if (!files.length) return;
+		event.preventDefault();
+		attachments.add(files);
 	};
 	const label = words.conversation.messageTo(target.agent);
 	return /* @__PURE__ */ a("form", {
-		class: "composer",
+		class: `composer${over ? " over" : ""}`,
 		onSubmit: send,
+		onDragOver: (event) => {
+			event.preventDefault();
+			setOver(true);
+		},
+		onDragLeave: () => setOver(false),
+		onDrop: (event) => take(event, event.dataTransfer),
 		children: [
+			/* @__PURE__ */ a(AttachmentList, { attachments }),
+			/* @__PURE__ */ a(AttachButton, { add: attachments.add }),
 			/* @__PURE__ */ a("label", {
 				class: "hidden",
 				for: "field",
@@ -1181,6 +1696,7 @@ function Composer({ session }) {
 				placeholder: label,
 				value: text,
 				onInput: (event) => write(event.currentTarget.value),
+				onPaste: (event) => take(event, event.clipboardData),
 				onKeyDown: (event) => {
 					if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
 				}
@@ -1189,7 +1705,7 @@ function Composer({ session }) {
 			/* @__PURE__ */ a("button", {
 				type: "submit",
 				class: "send",
-				disabled: !text.trim(),
+				disabled: isEmpty,
 				children: words.conversation.send
 			})
 		]
@@ -1373,64 +1889,6 @@ function renderInline(text) {
 	made.push(text);
 	return made;
 }
-var TIME = new Intl.DateTimeFormat(language, {
-	hour: "2-digit",
-	minute: "2-digit",
-	hourCycle: "h23"
-});
-var EXACT = new Intl.DateTimeFormat(language, {
-	hour: "2-digit",
-	minute: "2-digit",
-	second: "2-digit",
-	hourCycle: "h23"
-});
-var DAY = new Intl.DateTimeFormat(language, {
-	day: "numeric",
-	month: "short"
-});
-var FULL = new Intl.DateTimeFormat(language, {
-	dateStyle: "medium",
-	timeStyle: "medium"
-});
-var NUMBER = new Intl.NumberFormat(language);
-var MONEY = new Intl.NumberFormat(language, {
-	style: "currency",
-	currency: "USD",
-	maximumFractionDigits: 4
-});
-function formatTime(at) {
-	return TIME.format(at * 1e3);
-}
-function formatExactTime(at) {
-	return EXACT.format(at * 1e3);
-}
-function formatFull(at) {
-	return FULL.format(at * 1e3);
-}
-function formatShort(at) {
-	const date = /* @__PURE__ */ new Date(at * 1e3);
-	return date.toDateString() === (/* @__PURE__ */ new Date()).toDateString() ? formatTime(at) : DAY.format(date);
-}
-function formatSeconds(seconds) {
-	if (seconds < 1) return `${Math.round(seconds * 1e3)} ms`;
-	if (seconds < 60) return `${NUMBER.format(Math.round(seconds * 10) / 10)} s`;
-	if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
-	return seconds < 86400 ? `${NUMBER.format(Math.round(seconds / 360) / 10)} h` : `${NUMBER.format(Math.round(seconds / 8640) / 10)} d`;
-}
-function formatNumber(value) {
-	return NUMBER.format(value);
-}
-function formatMoney(usd) {
-	return MONEY.format(usd);
-}
-function formatBytes(bytes) {
-	for (const [unit, size] of [
-		["GB", 1e9],
-		["MB", 1e6],
-		["kB", 1e3]
-	]) if (bytes >= size) return `${NUMBER.format(Math.round(bytes / (size / 10)) / 10)} ${unit}`;
-	return `${bytes} B`;
-}
 var GIST_LENGTH = 90;
 function ToolCards({ cards }) {
 	return /* @__PURE__ */ a("div", {
@@ -1596,23 +2054,27 @@ function PinButton({ row }) {
 function OutgoingRow({ message }) {
 	return /* @__PURE__ */ a("li", {
 		class: "person waiting",
-		children: [/* @__PURE__ */ a("div", {
-			class: "text",
-			children: /* @__PURE__ */ a("p", {
-				class: "plain",
-				children: message.text
+		children: [
+			/* @__PURE__ */ a("div", {
+				class: "text",
+				children: /* @__PURE__ */ a("p", {
+					class: "plain",
+					children: message.text
+				})
+			}),
+			/* @__PURE__ */ a(Files, { files: message.files ?? [] }),
+			/* @__PURE__ */ a("p", {
+				class: "by",
+				children: message.refused ? /* @__PURE__ */ a($, { children: [/* @__PURE__ */ a("span", {
+					class: "bad",
+					children: words.conversation.notAccepted(message.refused)
+				}), /* @__PURE__ */ a("button", {
+					class: "quiet",
+					onClick: () => state.outbox.remove(message.id),
+					children: words.conversation.dismiss
+				})] }) : message.sent ? words.conversation.accepted : state.isLive ? words.conversation.sending : words.conversation.waitsForGateway
 			})
-		}), /* @__PURE__ */ a("p", {
-			class: "by",
-			children: message.refused ? /* @__PURE__ */ a($, { children: [/* @__PURE__ */ a("span", {
-				class: "bad",
-				children: words.conversation.notAccepted(message.refused)
-			}), /* @__PURE__ */ a("button", {
-				class: "quiet",
-				onClick: () => state.outbox.remove(message.id),
-				children: words.conversation.dismiss
-			})] }) : message.sent ? words.conversation.accepted : state.isLive ? words.conversation.sending : words.conversation.waitsForGateway
-		})]
+		]
 	});
 }
 var FAILED = ["failed", "interrupted"];
@@ -2065,66 +2527,68 @@ function Item({ session, onChosen }) {
 		]
 	}) });
 }
-function Field({ label, value, onInput, type = "text", placeholder, hint }) {
-	const id = P();
-	return /* @__PURE__ */ a("p", {
-		class: "field",
+function Action({ label, act, confirm, danger, disabled, onDone }) {
+	const [phase, setPhase] = d("idle");
+	const [said, say] = d("");
+	const [error, fail] = d(null);
+	const refuse = T(null);
+	A(() => {
+		if (phase === "asking") refuse.current?.focus();
+	}, [phase]);
+	const run = async () => {
+		setPhase("busy");
+		fail(null);
+		try {
+			say(await act() ?? "");
+			onDone?.();
+		} catch (caught) {
+			fail(caught);
+		}
+		setPhase("idle");
+	};
+	return /* @__PURE__ */ a("span", {
+		class: "action",
 		children: [
-			/* @__PURE__ */ a("label", {
-				for: id,
+			phase === "asking" ? /* @__PURE__ */ a("span", {
+				class: "confirm",
+				role: "group",
+				"aria-label": label,
+				children: [
+					/* @__PURE__ */ a("span", { children: confirm }),
+					/* @__PURE__ */ a("button", {
+						type: "button",
+						class: "danger",
+						onClick: () => void run(),
+						children: label
+					}),
+					/* @__PURE__ */ a("button", {
+						type: "button",
+						class: "plain-button",
+						ref: refuse,
+						onClick: () => setPhase("idle"),
+						children: words.cancel
+					})
+				]
+			}) : /* @__PURE__ */ a("button", {
+				type: "button",
+				class: danger ? "danger" : "plain-button",
+				disabled: disabled || phase === "busy",
+				onClick: () => confirm ? setPhase("asking") : void run(),
 				children: label
 			}),
-			/* @__PURE__ */ a("input", {
-				id,
-				type,
-				value,
-				placeholder,
-				onInput: (event) => onInput(event.currentTarget.value)
-			}),
-			hint && /* @__PURE__ */ a("span", {
+			said && /* @__PURE__ */ a("span", {
 				class: "hint",
-				children: hint
-			})
-		]
-	});
-}
-function Choice({ label, value, options, onChange }) {
-	const id = P();
-	return /* @__PURE__ */ a("p", {
-		class: "field",
-		children: [/* @__PURE__ */ a("label", {
-			for: id,
-			children: label
-		}), /* @__PURE__ */ a("select", {
-			id,
-			value,
-			onChange: (event) => onChange(event.currentTarget.value),
-			children: options.map(([name, title]) => /* @__PURE__ */ a("option", {
-				value: name,
-				children: title
-			}))
-		})]
-	});
-}
-function Problem({ error }) {
-	if (!error) return null;
-	const known = error instanceof ApiError ? error : null;
-	const message = known?.status === 0 ? words.problem.unreachable : error instanceof Error ? error.message : String(error);
-	return /* @__PURE__ */ a("div", {
-		class: "problem",
-		role: "alert",
-		children: [
-			/* @__PURE__ */ a("p", { children: message }),
-			known?.remedy && /* @__PURE__ */ a("p", {
-				class: "remedy",
-				children: known.remedy
+				role: "status",
+				children: said
 			}),
-			known?.type === "login_too_old" && /* @__PURE__ */ a("button", {
-				class: "quiet",
-				onClick: () => void login.logOut(),
-				children: words.problem.logInAgain
-			})
+			/* @__PURE__ */ a(Problem, { error })
 		]
+	});
+}
+function Facts({ rows }) {
+	return /* @__PURE__ */ a("dl", {
+		class: "facts",
+		children: rows.filter(([, value]) => value !== "" && value !== null && value !== void 0 && value !== false).map(([name, value]) => /* @__PURE__ */ a("div", { children: [/* @__PURE__ */ a("dt", { children: name }), /* @__PURE__ */ a("dd", { children: value })] }, name))
 	});
 }
 function Loaded({ resource, children }) {
@@ -2219,78 +2683,6 @@ function Table({ label, rows, columns, empty, getKey }) {
 		})
 	});
 }
-function Action({ label, act, confirm, danger, disabled, onDone }) {
-	const [phase, setPhase] = d("idle");
-	const [said, say] = d("");
-	const [error, fail] = d(null);
-	const refuse = T(null);
-	A(() => {
-		if (phase === "asking") refuse.current?.focus();
-	}, [phase]);
-	const run = async () => {
-		setPhase("busy");
-		fail(null);
-		try {
-			say(await act() ?? "");
-			onDone?.();
-		} catch (caught) {
-			fail(caught);
-		}
-		setPhase("idle");
-	};
-	return /* @__PURE__ */ a("span", {
-		class: "action",
-		children: [
-			phase === "asking" ? /* @__PURE__ */ a("span", {
-				class: "confirm",
-				role: "group",
-				"aria-label": label,
-				children: [
-					/* @__PURE__ */ a("span", { children: confirm }),
-					/* @__PURE__ */ a("button", {
-						type: "button",
-						class: "danger",
-						onClick: () => void run(),
-						children: label
-					}),
-					/* @__PURE__ */ a("button", {
-						type: "button",
-						class: "plain-button",
-						ref: refuse,
-						onClick: () => setPhase("idle"),
-						children: words.cancel
-					})
-				]
-			}) : /* @__PURE__ */ a("button", {
-				type: "button",
-				class: danger ? "danger" : "plain-button",
-				disabled: disabled || phase === "busy",
-				onClick: () => confirm ? setPhase("asking") : void run(),
-				children: label
-			}),
-			said && /* @__PURE__ */ a("span", {
-				class: "hint",
-				role: "status",
-				children: said
-			}),
-			/* @__PURE__ */ a(Problem, { error })
-		]
-	});
-}
-function saveFile(name, text, type = "application/x-ndjson") {
-	const url = URL.createObjectURL(new Blob([text], { type }));
-	const link = document.createElement("a");
-	link.href = url;
-	link.download = name;
-	link.click();
-	setTimeout(() => URL.revokeObjectURL(url));
-}
-function Facts({ rows }) {
-	return /* @__PURE__ */ a("dl", {
-		class: "facts",
-		children: rows.filter(([, value]) => value !== "" && value !== null && value !== void 0 && value !== false).map(([name, value]) => /* @__PURE__ */ a("div", { children: [/* @__PURE__ */ a("dt", { children: name }), /* @__PURE__ */ a("dd", { children: value })] }, name))
-	});
-}
 function usePages(load, keys, follows = null) {
 	const [shown, show] = d({
 		items: [],
@@ -2350,6 +2742,55 @@ function usePages(load, keys, follows = null) {
 		reload
 	};
 }
+function Field({ label, value, onInput, type = "text", placeholder, hint }) {
+	const id = P();
+	return /* @__PURE__ */ a("p", {
+		class: "field",
+		children: [
+			/* @__PURE__ */ a("label", {
+				for: id,
+				children: label
+			}),
+			/* @__PURE__ */ a("input", {
+				id,
+				type,
+				value,
+				placeholder,
+				onInput: (event) => onInput(event.currentTarget.value)
+			}),
+			hint && /* @__PURE__ */ a("span", {
+				class: "hint",
+				children: hint
+			})
+		]
+	});
+}
+function Choice({ label, value, options, onChange }) {
+	const id = P();
+	return /* @__PURE__ */ a("p", {
+		class: "field",
+		children: [/* @__PURE__ */ a("label", {
+			for: id,
+			children: label
+		}), /* @__PURE__ */ a("select", {
+			id,
+			value,
+			onChange: (event) => onChange(event.currentTarget.value),
+			children: options.map(([name, title]) => /* @__PURE__ */ a("option", {
+				value: name,
+				children: title
+			}))
+		})]
+	});
+}
+function saveFile(name, text, type = "application/x-ndjson") {
+	const url = URL.createObjectURL(new Blob([text], { type }));
+	const link = document.createElement("a");
+	link.href = url;
+	link.download = name;
+	link.click();
+	setTimeout(() => URL.revokeObjectURL(url));
+}
 var BEYOND = 8;
 function VirtualList({ label, items, rowHeight, getKey, onNearEnd, children }) {
 	const box = T(null);
@@ -2400,4 +2841,4 @@ function VirtualList({ label, items, rowHeight, getKey, onNearEnd, children }) {
 		})
 	});
 }
-export { call as A, state as C, go as D, followAddress as E, connection as F, login as I, language as L, LoginPage as M, OfferedLogin as N, place as O, EventStream as P, words as R, CopyButton as S, buildLink as T, formatFull as _, Action as a, formatSeconds as b, Loaded as c, Field as d, SessionList as f, formatExactTime as g, Conversation as h, saveFile as i, callForText as j, replacePlace as k, Problem as l, LogView as m, usePages as n, Table as o, nameSession as p, Facts as r, useResource as s, VirtualList as t, Choice as u, formatMoney as v, parseAddress as w, formatShort as x, formatNumber as y, __vitePreload as z };
+export { callForText as A, readStream as B, formatShort as C, ApiError as D, parseAddress as E, replacePlace as F, language as H, LoginPage as I, OfferedLogin as L, followAddress as M, go as N, buildUrl as O, place as P, EventStream as R, formatSeconds as S, state as T, words as U, login as V, __vitePreload as W, formatBytes as _, usePages as a, formatMoney as b, Loaded as c, SessionList as d, nameSession as f, useFollow as g, CopyButton as h, Field as i, buildLink as j, call as k, Facts as l, Conversation as m, saveFile as n, Table as o, LogView as p, Choice as r, useResource as s, VirtualList as t, Action as u, formatExactTime as v, Problem as w, formatNumber as x, formatFull as y, connection as z };

@@ -1,0 +1,1 @@
+export { n as Problems, t as default } from "./health_page2.js";

@@ -1,0 +1,1 @@
+export { t as ApprovePairing, n as ConfirmTools, r as default } from "./inbox_page2.js";

@@ -1,0 +1,134 @@
+import { f as $, t as a, u as d } from "./preact.js";
+import { C as formatShort, U as words, c as Loaded, i as Field, j as buildLink, k as call, s as useResource, u as Action } from "./shared.js";
+function InboxPage() {
+	const inbox = useResource((signal) => call("GET /api/inbox", {}, void 0, signal), [], (entry) => [
+		"ended",
+		"notified",
+		"changed"
+	].includes(entry.kind));
+	return /* @__PURE__ */ a($, { children: [
+		/* @__PURE__ */ a("h2", { children: words.pages.inbox }),
+		/* @__PURE__ */ a(Loaded, {
+			resource: inbox,
+			children: ({ items }) => /* @__PURE__ */ a($, { children: [!items.length && /* @__PURE__ */ a("p", {
+				class: "good",
+				children: words.inbox.empty
+			}), /* @__PURE__ */ a("ul", {
+				class: "inbox",
+				children: items.map((item) => /* @__PURE__ */ a(Item, {
+					item,
+					reload: inbox.reload
+				}, item.id))
+			})] })
+		}),
+		/* @__PURE__ */ a(Action, {
+			label: words.refresh,
+			act: async () => inbox.reload()
+		})
+	] });
+}
+function Item({ item, reload }) {
+	return /* @__PURE__ */ a("li", {
+		class: `inbox-item ${item.kind}`,
+		children: [
+			/* @__PURE__ */ a("p", {
+				class: "hint",
+				children: [words.inbox.kinds[item.kind] ?? item.kind, item.at !== null && ` · ${formatShort(item.at)}`]
+			}),
+			/* @__PURE__ */ a("p", {
+				class: "plain",
+				children: item.title
+			}),
+			/* @__PURE__ */ a("p", {
+				class: "hint",
+				children: item.remedy
+			}),
+			/* @__PURE__ */ a("div", {
+				class: "row",
+				children: [/* @__PURE__ */ a(Step, {
+					item,
+					reload
+				}), /* @__PURE__ */ a("a", {
+					href: findPlace(item),
+					children: words.inbox.open
+				})]
+			})
+		]
+	});
+}
+function Step({ item, reload }) {
+	if (item.kind === "pairing") return /* @__PURE__ */ a(ApprovePairing, { reload });
+	if (item.kind === "tools") return /* @__PURE__ */ a(ConfirmTools, {
+		server: item.data.server,
+		reload
+	});
+	if (item.kind === "failing") return /* @__PURE__ */ a(Action, {
+		label: words.conversation.tryNow,
+		act: async () => void await call("POST /api/retry"),
+		onDone: reload
+	});
+	return null;
+}
+function ApprovePairing({ reload }) {
+	const [code, write] = d("");
+	return /* @__PURE__ */ a("form", {
+		class: "row",
+		onSubmit: (event) => event.preventDefault(),
+		children: [/* @__PURE__ */ a(Field, {
+			label: words.people.code,
+			value: code,
+			onInput: write
+		}), /* @__PURE__ */ a(Action, {
+			label: words.people.approve,
+			disabled: !code.trim(),
+			act: async () => {
+				const done = await call("POST /api/pairing/approve", {}, { code: code.trim() });
+				return words.people.approved(done.person || done.identity);
+			},
+			onDone: reload
+		})]
+	});
+}
+function ConfirmTools({ server, reload }) {
+	return /* @__PURE__ */ a("div", { children: [server.waiting.map((tool) => /* @__PURE__ */ a("details", { children: [
+		/* @__PURE__ */ a("summary", { children: [
+			tool.name,
+			" ",
+			/* @__PURE__ */ a("span", {
+				class: "hint",
+				children: tool.state
+			})
+		] }),
+		/* @__PURE__ */ a("pre", {
+			class: "block",
+			children: tool.description
+		}),
+		tool.before && /* @__PURE__ */ a($, { children: [/* @__PURE__ */ a("p", {
+			class: "hint",
+			children: words.tools.before
+		}), /* @__PURE__ */ a("pre", {
+			class: "block",
+			children: tool.before
+		})] }),
+		/* @__PURE__ */ a("pre", {
+			class: "block",
+			children: tool.parameters
+		})
+	] })), /* @__PURE__ */ a(Action, {
+		label: words.tools.confirm(server.waiting.length),
+		confirm: words.tools.confirmAbout,
+		act: async () => void await call("POST /api/tools/{server}/confirm", { server: server.server }, { digest: server.digest }),
+		onDone: reload
+	})] });
+}
+function findPlace(item) {
+	const [path = "", query = ""] = item.about.split("?", 2);
+	const [first = "", second = ""] = path.split("/");
+	if (first === "session") return buildLink("session", [second]);
+	if (path === "memory/dead-letters") return buildLink("deadLetters", [], Object.fromEntries(new URLSearchParams(query)));
+	if (path === "setup/config") return buildLink("configuration");
+	if (item.kind === "tools") return buildLink("tools");
+	if (first === "people" || first === "memory") return buildLink(first === "people" ? "people" : "memories");
+	return buildLink("health");
+}
+export { ConfirmTools as n, InboxPage as r, ApprovePairing as t };
