@@ -12,12 +12,12 @@ from typing import Final
 
 from msgspec import structs
 
-from everhold.app import GatewayApp, SystemClock
+from everhold.app import GatewayApp, SystemClock, SystemRandomSource
+from everhold.assembly.account_setup import introduce_account
 from everhold.config import Settings, build_plugin_settings
 from everhold.config.settings import AccountSettings
 from everhold.core.entries import Stamp
 from everhold.doctor.finding import DoctorFinding
-from everhold.doctor.platform_probe import introduce_account
 from everhold.engine.memory_client import MemoryClient
 from everhold.errors import EverholdError, NotFound
 from everhold.infra.home import Home
@@ -95,7 +95,9 @@ async def _try_account(home: Home, platform: str, name: str, account: AccountSet
         return None
     try:
         settings = build_plugin_settings(account, PLATFORM_PLUGINS.load(platform).Settings)
-        await introduce_account(platform, name, settings, directory=home.path)
+        await introduce_account(
+            platform, name, settings, directory=home.path, clock=SystemClock(), chance=SystemRandomSource()
+        )
     except NotFound:
         return None  # already reported with the configuration
     except EverholdError as error:

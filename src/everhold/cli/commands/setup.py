@@ -8,66 +8,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import getpass
-import io
-import ipaddress
 import os
 import re
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, TextIO
-from urllib.parse import urlsplit
+from dataclasses import replace
+from typing import Any, TextIO
 
 from everhold.app import SystemClock, build_plugin_check, load_home_settings
+from everhold.assembly.model_setup import (
+    EXAMPLE_MODELS,
+    OFFLINE_PROVIDER,
+    PROVIDER_CHOICES,
+    PROVIDER_URLS,
+    ModelChoice,
+    ModelTrial,
+    choose_key_variable,
+    list_model_values,
+    parse_url,
+    try_model,
+)
 from everhold.cli.checkup import run_checkup
 from everhold.cli.connect import find_home, find_running_gateway
 from everhold.cli.progress import show_waiting
 from everhold.cli.render import CommandScreen, escape_control, format_count
 from everhold.config import Settings, set_key, set_secret
-from everhold.config.edit import split_key
 from everhold.config.literals import is_env_name, is_secret_key
 from everhold.config.secrets import SecretEnvironment, parse_env
 from everhold.errors import EverholdError, InvalidRequest, Refused
 from everhold.infra.home import Home, read_file
 from everhold.infra.secret import SecretString
-from everhold.ports.model import Model, ModelMessage, ModelRequest, ModelResponse, SupportsModelClose
-from everhold.ports.plugin import PluginContext
-
-OFFLINE_PROVIDER: Final = "offline"
-PROVIDER_URLS: Final = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
-EXAMPLE_MODELS: Final = {"openai": "gpt-5-mini", "anthropic": "claude-sonnet-5"}
-PROVIDER_CHOICES: Final = (
-    ("openai", "an OpenAI-compatible endpoint: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp, …"),
-    ("anthropic", "Anthropic's messages API"),
-    (OFFLINE_PROVIDER, "no language model: a small built-in program that needs no network"),
-)
-TRIAL_REQUEST: Final = ModelRequest(
-    system="",
-    messages=(ModelMessage(role="user", text="Reply with the single word: ready"),),
-    params={"max_tokens": 1024},
-)
-"""A small request, but with enough tokens for a reasoning model."""
-TRIAL_SECONDS: Final = 90.0
-NO_SECRET: Final = SecretString("")
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """The chosen model. Empty values are not chosen yet."""
-
-    provider: str = ""
-    url: str = ""
-    name: str = ""
-    variable: str = ""
-    key: SecretString = NO_SECRET
-    """A new key for `.env`; empty if there is one already, or none is needed."""
-    alias: str = ""
-
-    def make_config_section(self) -> dict[str, Any]:
-        """Return its entry in `models`."""
-        keys = {"provider": self.provider, "name": self.name, "base_url": self.url, "api_key_env": self.variable}
-        return {key: value for key, value in keys.items() if value}
 
 
 def run(args: argparse.Namespace, screen: CommandScreen) -> int:
@@ -188,13 +157,13 @@ def _ask_missing(wish: ModelChoice, known: SecretEnvironment, before: Settings, 
         return ModelChoice(provider=OFFLINE_PROVIDER, alias=OFFLINE_PROVIDER)
     if not wish.url or again:
         usual = wish.url or PROVIDER_URLS.get(wish.provider, "")
-        wish = replace(wish, url=_parse_url(asking.ask_line("Base URL", usual)))
+        wish = replace(wish, url=parse_url(asking.ask_line("Base URL", usual)))
     if not wish.name or again:
         example = f", such as {EXAMPLE_MODELS[wish.provider]}" if wish.provider in EXAMPLE_MODELS else ""
         wish = replace(
             wish, name=asking.ask_line(f"The model's name there{example if not wish.name else ''}", wish.name)
         )
-    variable = wish.variable or _choose_key_variable(wish.provider, wish.url, before)
+    variable = wish.variable or choose_key_variable(wish.provider, wish.url, before)
     if not wish.key or again:
         kept = known.get(variable) is not None or bool(wish.key)
         hint = f"Enter keeps the one in {variable}" if kept else "Enter if it needs none"
@@ -215,8 +184,8 @@ def _complete_from_flags(wish: ModelChoice, known: SecretEnvironment, before: Se
             "the model's name is missing",
             remedy=f"--name, for example --name {EXAMPLE_MODELS.get(wish.provider, 'NAME')}",
         )
-    url = _parse_url(wish.url or PROVIDER_URLS.get(wish.provider, ""))
-    variable = wish.variable or _choose_key_variable(wish.provider, url, before)
+    url = parse_url(wish.url or PROVIDER_URLS.get(wish.provider, ""))
+    variable = wish.variable or choose_key_variable(wish.provider, url, before)
     needed = bool(wish.variable or wish.key or known.get(variable))
     return replace(wish, url=url, variable=variable if needed else "", alias=wish.alias or wish.provider)
 
@@ -236,45 +205,6 @@ def _check_choice(wish: ModelChoice, known: SecretEnvironment) -> None:
         raise InvalidRequest(f"{wish.variable} is not set", remedy="--key-stdin reads the key from standard input")
 
 
-def _parse_url(text: str) -> str:
-    """Return a normalised URL. The error does not repeat the text, because it may be a key pasted by mistake."""
-    text = text.strip().rstrip("/")
-    if "://" not in text and text:
-        text = f"{'http' if _is_local(urlsplit(f'//{text}').hostname or '') else 'https'}://{text}"
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
-        raise InvalidRequest("the base URL is not an http(s) URL", remedy="for example --url https://api.openai.com/v1")
-    if parts.username or parts.password:
-        raise InvalidRequest("the base URL contains a password", remedy="leave it out; the key is asked for separately")
-    return text
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host).is_global
-    except ValueError:
-        return host == "localhost" or "." not in host
-
-
-def guess_key_variable(provider: str, url: str) -> str:
-    """Return the usual name of the variable with the key for this endpoint."""
-    host = (urlsplit(url).hostname or "").lower()
-    if provider == "anthropic" and host.endswith("anthropic.com"):
-        return "ANTHROPIC_API_KEY"
-    labels = [] if _is_local(host) else host.split(".")
-    word = re.sub(r"[^A-Z0-9]", "_", labels[-2].upper()) if len(labels) >= 2 else "LOCAL"
-    return f"{word if word[:1].isalpha() else 'MODEL'}_API_KEY"
-
-
-def _choose_key_variable(provider: str, url: str, before: Settings) -> str:
-    """Return the variable for the key. Local machines share the usual name, so each gets its own."""
-    usual, here = guess_key_variable(provider, url), urlsplit(url)
-    users = {urlsplit(model.base_url or "").netloc for model in before.models.values() if model.api_key_env == usual}
-    if not _is_local(here.hostname or "") or not users or here.netloc in users:
-        return usual
-    return f"LOCAL_{re.sub(r'[^A-Z0-9]+', '_', here.netloc.upper()).strip('_')}_API_KEY"
-
-
 def load_environment(home: Home) -> SecretEnvironment:
     lines, _ = parse_env(read_file(home.env, private=True) or b"", file=str(home.env))
     return SecretEnvironment(os.environ, lines)
@@ -283,49 +213,10 @@ def load_environment(home: Home) -> SecretEnvironment:
 # -- testing -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelTrial:
-    """The result of the test request."""
-
-    answer: ModelResponse
-    seconds: float
-    pieces: int
-
-
 async def _try_model(wish: ModelChoice, known: SecretEnvironment, screen: CommandScreen, home: Home) -> ModelTrial:
-    """Send one small request, streamed like all requests. Raises the adapter's error."""
-    model = _build_model(wish, known, home)
-    pieces: list[str] = []
-    began = time.monotonic()
-    try:
-        async with show_waiting(screen, f"asking {wish.name or OFFLINE_PROVIDER}"):
-            try:
-                async with asyncio.timeout(TRIAL_SECONDS):
-                    answer = await model.answer(TRIAL_REQUEST, on_text=pieces.append)
-            except TimeoutError:
-                raise Refused(
-                    f"{wish.name} did not answer within {TRIAL_SECONDS:g} s", remedy="is this the right address?"
-                ) from None
-    finally:
-        if isinstance(model, SupportsModelClose):
-            await model.aclose()
-    return ModelTrial(answer=answer, seconds=time.monotonic() - began, pieces=len(pieces))
-
-
-def _build_model(wish: ModelChoice, known: SecretEnvironment, home: Home) -> Model:
-    from everhold.infra.plugins import MODEL_PLUGINS
-    from everhold.telemetry.logs import open_log
-
-    factory = MODEL_PLUGINS.load(wish.provider)
-    given: dict[str, Any] = {
-        key: value for key, value in wish.make_config_section().items() if key not in ("provider", "api_key_env")
-    }
-    key = wish.key or (known.get(wish.variable) if wish.variable else None)
-    if key:
-        given["api_key"] = key
-    log = open_log(clock=SystemClock(), stream=io.StringIO())  # errors are raised, so log lines are not needed
-    context = PluginContext(agent="", instance=wish.alias, directory=home.path, log=log, clock=SystemClock())
-    return factory(factory.Settings.model_validate(given), context)
+    """Send one small request. Raises the adapter's error."""
+    async with show_waiting(screen, f"asking {wish.name or OFFLINE_PROVIDER}"):
+        return await try_model(wish, known, directory=home.path, clock=SystemClock())
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -336,11 +227,9 @@ def _write_settings(
 ) -> int:
     if wish.key:
         set_secret(home, wish.variable, wish.key)
-    if wish.provider == OFFLINE_PROVIDER:
-        settings = set_value(home, "defaults.model", OFFLINE_PROVIDER)
-    else:
-        _write_model(home, wish, before)
-        settings = set_value(home, "defaults.model", wish.alias)
+    settings = before
+    for key, value in list_model_values(wish, before).items():
+        settings = set_value(home, key, value)
     running = asyncio.run(find_running_gateway(home)) is not None
     if screen.json:
         screen.print_json(
@@ -360,26 +249,9 @@ def _write_settings(
     return 0
 
 
-def _write_model(home: Home, wish: ModelChoice, before: Settings) -> None:
-    """Write the entry in `models`. An entry of the same provider keeps its other keys and comments."""
-    old = before.models.get(wish.alias)
-    written = before.document.get("models", {})
-    if old is None or old.provider != wish.provider or not isinstance(written.get(wish.alias), Mapping):
-        set_value(home, f"models.{_quote_key(wish.alias)}", wish.make_config_section())
-        return
-    for key in ("name", "base_url", "api_key_env"):
-        value = wish.make_config_section().get(key)
-        if value is not None or key in written[wish.alias]:
-            set_value(home, f"models.{_quote_key(wish.alias)}.{key}", value)
-
-
 def _list_config_keys(wish: ModelChoice) -> tuple[str, ...]:
     """Return the configuration keys that concern the model."""
     return (f"models.{wish.alias}", "defaults.model")
-
-
-def _quote_key(name: str) -> str:
-    return f'"{name}"' if split_key(name) != (name,) else name
 
 
 def parse_setting(text: str) -> tuple[str, str]:

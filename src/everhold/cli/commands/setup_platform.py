@@ -11,17 +11,20 @@ import os
 import sys
 from typing import Any
 
-from pydantic import BaseModel
-
-from everhold.app import build_plugin_check, load_home_settings
+from everhold.app import SystemClock, SystemRandomSource, load_home_settings
+from everhold.assembly.account_setup import (
+    check_account_settings,
+    introduce_account,
+    list_account_values,
+    list_asked_settings,
+)
 from everhold.cli.checkup import run_checkup
-from everhold.cli.commands.setup import SetupPrompter, load_environment, parse_setting
+from everhold.cli.commands.setup import SetupPrompter, load_environment, parse_setting, set_value
 from everhold.cli.connect import find_home, find_running_gateway
 from everhold.cli.progress import show_waiting
 from everhold.cli.render import CommandScreen, escape_control
-from everhold.config import Settings, find_plugin_problems, set_key, set_secret
+from everhold.config import Settings, set_secret
 from everhold.config.literals import is_secret_key, suggest_env_name
-from everhold.doctor.platform_probe import introduce_account
 from everhold.errors import EverholdError, InvalidRequest, Refused
 from everhold.infra.home import Home
 from everhold.infra.plugins import PLATFORM_PLUGINS
@@ -34,7 +37,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     home = find_home(args).create()
     settings = load_home_settings(home, environ=os.environ)  # raises if it is invalid
     factory = PLATFORM_PLUGINS.load(platform)
-    wanted = _list_asked_settings(factory.Settings)
+    wanted = list_asked_settings(factory.Settings)
     account = args.account or settings.default_agent
     asking = SetupPrompter(screen, sys.stdin)
     known = load_environment(home)
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
             if secret:
                 new[variable] = secret
         try:
-            _check_settings(factory.Settings, values)
+            check_account_settings(factory.Settings, values)
             me = None if args.no_test else asyncio.run(_introduce_account(platform, account, values, screen, home))
         except EverholdError as error:
             if args.no_input:
@@ -67,20 +70,6 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
     for variable, secret in new.items():
         set_secret(home, variable, secret)
     return _print_result(screen, home, platform, account, me, list(new), written)
-
-
-def _list_asked_settings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the settings to ask for, with the questions: those without a default, and those marked as asked."""
-    return {
-        name: (field.description or name).rstrip(".")
-        for name, field in model.model_fields.items()
-        if field.is_required() or field.json_schema_extra == {"everhold": "asked"}
-    }
-
-
-def _check_settings(model: type[BaseModel], values: dict[str, Any]) -> None:
-    for problem in find_plugin_problems("platforms", model, values):
-        raise InvalidRequest(f"{problem.key}: {problem.message}", remedy=problem.remedy)
 
 
 def _ask_line(field: str, question: str, asking: SetupPrompter, *, silent: bool) -> str:
@@ -116,26 +105,17 @@ async def _introduce_account(
     """Connect once and return the account's name. Raises the adapter's error."""
     settings = PLATFORM_PLUGINS.load(platform).Settings.model_validate(values)
     async with show_waiting(screen, f"asking {platform}"):
-        return await introduce_account(platform, account, settings, directory=home.path)
+        return await introduce_account(
+            platform, account, settings, directory=home.path, clock=SystemClock(), chance=SystemRandomSource()
+        )
 
 
 def _write_settings(
     home: Home, before: Settings, platform: str, account: str, values: dict[str, Any], *, agent: str
 ) -> Settings:
-    section: dict[str, Any] = {
-        f"{key}_env" if is_secret_key(key) else key: (
-            suggest_env_name(("platforms", platform, account, key)) if is_secret_key(key) else value
-        )
-        for key, value in values.items()
-    }
-    if agent:
-        section["agent"] = agent
-    path = f"platforms.{platform}.{account}"
-    if account not in before.platforms.get(platform, {}):
-        return set_key(home, path, section, environ=os.environ, validate_plugin=build_plugin_check())
-    after = before  # other keys of the section stay, with their comments
-    for key, value in section.items():
-        after = set_key(home, f"{path}.{key}", value, environ=os.environ, validate_plugin=build_plugin_check())
+    after = before
+    for key, value in list_account_values(platform, account, values, before, agent=agent).items():
+        after = set_value(home, key, value)
     return after
 
 
