@@ -321,11 +321,14 @@ def list_columns(db: apsw.Connection) -> dict[str, set[str]]:
 
 
 def undo_migrations(db: apsw.Connection, *, down_to: int) -> None:
-    """Drop the tables and columns that a store of an earlier schema does not have."""
+    """Drop the tables, indexes and columns that a store of an earlier schema does not have."""
     earlier = apsw.Connection(":memory:")
     for migration in list_migrations()[:down_to]:
         earlier.execute(migration.sql)
     known, present = list_columns(earlier), list_columns(db)
+    named = "select name from sqlite_master where type = 'index' and sql is not null"
+    for index in {row[0] for row in db.execute(named)} - {row[0] for row in earlier.execute(named)}:
+        db.execute(f"drop index {index}")
     for table in present.keys() - known.keys():
         db.execute(f"drop table {table}")
     for table, columns in known.items():

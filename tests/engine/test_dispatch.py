@@ -17,7 +17,7 @@ from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
 from everhold.errors import OutcomeUnknown, Overloaded, StoreBusy, StoreError, StoreFull, Transient
 from everhold.ingress.accept import MessageAcceptor
-from everhold.ports.platform import IncomingMessage
+from everhold.ports.platform import DeliveryGuarantee, IncomingMessage, OutgoingMessage
 from everhold.ports.store import Change, Claim, CommitResult, Step, Wakeup
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.fakes import FakeModel
@@ -52,7 +52,7 @@ def test_a_turn_without_follow_up_work_triggers_no_search_for_cursors(gateway: I
     assert asked == []
 
 
-def test_a_turn_without_tools_is_five_commits_and_no_claim(gateway: InProcessGateway) -> None:
+def test_a_turn_without_tools_is_four_commits_and_no_claim(gateway: InProcessGateway) -> None:
     """As in docs/ARCHITECTURE.md: `accept` and `end` claim the cursors that they make due."""
     gateway.send_message("wake up")
     assert gateway.process is not None
@@ -70,7 +70,30 @@ def test_a_turn_without_tools_is_five_commits_and_no_claim(gateway: InProcessGat
     disk.commit, disk.claim_cursors = counted_commit, counted_claim  # type: ignore[method-assign]
     gateway.send_message("hello")
     gateway.pass_time(5.0)
-    assert steps == [Step.ACCEPT, Step.BEGIN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE]
+    assert steps == [Step.ACCEPT, Step.BEGIN, Step.END, Step.DELIVERY_DONE]
+
+
+@pytest.mark.parametrize("delivery", [DeliveryGuarantee.PROBE, DeliveryGuarantee.BLIND, DeliveryGuarantee.UPSERT])
+def test_a_reply_is_stored_before_its_send_where_a_repetition_is_not_recognised(
+    gateway: InProcessGateway, delivery: DeliveryGuarantee
+) -> None:
+    gateway.platform.delivery = delivery
+    assert gateway.process is not None
+    disk, steps = gateway.process.disk, list[str]()
+    commit, send = disk.commit, gateway.platform.send
+
+    async def counted_commit(change: Change) -> Any:
+        steps.append(change.step)
+        return await commit(change)
+
+    async def counted_send(out: OutgoingMessage) -> str:
+        steps.append("send")
+        return await send(out)
+
+    disk.commit, gateway.platform.send = counted_commit, counted_send  # type: ignore[method-assign]
+    gateway.send_message("hello")
+    gateway.pass_time(5.0)
+    assert steps == [Step.ACCEPT, Step.BEGIN, Step.END, Step.DELIVERY_SEND, "send", Step.DELIVERY_DONE]
 
 
 def test_a_message_during_a_turn_is_claimed_at_its_end(gateway: InProcessGateway) -> None:

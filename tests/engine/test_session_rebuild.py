@@ -201,7 +201,7 @@ def test_a_death_at_every_call_of_the_memory(trial: RebuildTrial, number: int, w
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("number", range(3, 16))
+@pytest.mark.parametrize("number", range(3, 15))
 def test_a_death_at_every_commit(trial: RebuildTrial, number: int, after: bool) -> None:
     process = trial.gateway.process
     assert process is not None

@@ -2,7 +2,8 @@
 as dead letters, or in doubt.
 
 The worker sends one batch at a time. The batch in flight is stored before it is sent, and a retry repeats exactly that
-batch. The destination (a platform account or a memory) knows what a batch is and how to send it.
+batch. Only the first send to a remote side that recognises a repetition is not stored. The destination (a platform
+account or a memory) knows what a batch is and how to send it.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class BatchScan(Struct, frozen=True, kw_only=True):
 
 
 class DeliveryAttempt(Struct, frozen=True, kw_only=True):
-    """A batch that is stored as in flight and about to be sent."""
+    """A batch that is about to be sent."""
 
     batch: DeliveryBatch
     in_flight: InFlightBatch
     started_at: float
-    """Monotonic time before it was stored. Its deadline counts from here."""
+    """Monotonic time before it was stored or found. Its deadline counts from here."""
     in_doubt: bool = False
     """It may have arrived before, and the policy sends it again."""
 
@@ -135,7 +136,8 @@ class Destination(Protocol):
 
     @property
     def rebuilds_in_flight(self) -> bool:
-        """Whether a batch whose in-flight record is lost is rebuilt identically, and recognised by the remote side."""
+        """Whether a batch without an in-flight record is rebuilt identically, and recognised by the remote side. It is
+        not stored before its first send."""
 
     async def next_batch(self, claim: Claim, *, after: int, done: Sequence[DeliveryItem] = ()) -> BatchScan:
         """Return the next batch after a seq. `done` are the items that have just been delivered."""
@@ -479,6 +481,7 @@ class DeliveryWorker:
         idle = (
             self.scan is None and not done and self.claim.cursor.in_flight is None
         )  # nothing was sent before this scan
+        since = self.gates.clock.monotonic()
         if self.scan is None or self.scan.has_more:
             self.scan = await self.destination.next_batch(self.claim, after=upto, done=done)
         else:
@@ -496,7 +499,7 @@ class DeliveryWorker:
                 return await self._hold_reply(batch, outcome)
             doubt = self._build_draft_receipts(batch, remote="", in_doubt=True)
             outcome = structs.replace(outcome, receipts=(*outcome.receipts, *doubt))
-        return await self._send_next(self.scan, batch, upto, outcome, idle=idle)
+        return await self._send_next(self.scan, batch, upto, outcome, since=since, idle=idle)
 
     async def _hold_reply(self, batch: DeliveryBatch, outcome: DeliveryOutcome) -> DeliveryAttempt | None:
         """Make a reply a dead letter instead of showing it beside its draft, and continue with the next batch. The dead
@@ -564,10 +567,10 @@ class DeliveryWorker:
         self.settled_upto_seq = upto
 
     async def _send_next(
-        self, look: BatchScan, batch: DeliveryBatch, upto: int, outcome: DeliveryOutcome, *, idle: bool
+        self, look: BatchScan, batch: DeliveryBatch, upto: int, outcome: DeliveryOutcome, *, since: float, idle: bool
     ) -> DeliveryAttempt:
-        """Store the batch that the scan found as in flight."""
-        since = self.gates.clock.monotonic()
+        """Store the batch that was found as in flight, if it has to be stored. `since`: when the scan began."""
+        batch = structs.replace(batch, generation=look.generation)
         in_flight = InFlightBatch(
             items=batch.items,
             upto=batch.processed_upto_seq,
@@ -575,6 +578,9 @@ class DeliveryWorker:
             name=batch.name,
             peers=batch.peers,
         )
+        if idle and self.destination.rebuilds_in_flight and outcome == NO_OUTCOME:
+            # A worker that comes after a crash sends the same batch again.
+            return DeliveryAttempt(batch=batch, in_flight=in_flight, started_at=since)
         await self._commit(
             Step.DELIVERY_SEND if idle else Step.DELIVERY_DONE,
             CursorUpdate(processed_seq=upto, in_flight=in_flight, attempts=0, error=""),
@@ -585,9 +591,7 @@ class DeliveryWorker:
             or bool(outcome.dead_letters or outcome.replayed or batch.records),
         )
         self.settled_upto_seq = upto
-        return DeliveryAttempt(
-            batch=structs.replace(batch, generation=look.generation), in_flight=in_flight, started_at=since
-        )
+        return DeliveryAttempt(batch=batch, in_flight=in_flight, started_at=since)
 
     async def _retry_later(
         self, batch: DeliveryBatch, in_flight: InFlightBatch, error: EverholdError
