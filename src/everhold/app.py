@@ -239,7 +239,14 @@ class GatewayApp:
         self.store.on_full = self.disk_guard.report_full
         self.wakeups = Wakeups()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
-        self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
+        self.gates = Gates(
+            store=self.store,
+            clock=self.clock,
+            chance=chance,
+            log=log,
+            owner=owner,
+            redact=log.redaction.scrub_text,
+        )
         self.hosts = HostMembership(
             self.store,
             owner=owner,

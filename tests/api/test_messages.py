@@ -31,7 +31,9 @@ async def test_a_message_is_committed_before_it_is_acknowledged(
     entry = await gateway.running.store.get_entry(where["session"], where["seq"])
     assert entry.kind == "heard"
     session = (await client.get(f"/api/sessions/{where['session']}")).json()
-    assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at"}
+    assert set(session) == {
+        "id", "address", "agent", "title", "last_seq", "pending", "state", "waiting", "compressed_upto", "archived", "at"
+    }  # fmt: skip
     assert session["address"] == "agent:main:http:dm:x"
 
 

@@ -191,6 +191,7 @@ def test_sessions_are_listed(busy: CommandHome) -> None:
         "pending",
         "state",
         "compressed_upto",
+        "archived",
         "at",
     }
     assert (mine["agent"], mine["pending"], mine["state"]) == ("main", 0, "idle")

@@ -320,11 +320,19 @@ def list_columns(db: apsw.Connection) -> dict[str, set[str]]:
     return {table: {str(row[1]) for row in db.execute(f"pragma table_info({table})")} for table in tables}
 
 
+def list_indexes(db: apsw.Connection) -> set[str]:
+    return {
+        str(row[0]) for row in db.execute("select name from sqlite_schema where type = 'index' and sql is not null")
+    }
+
+
 def undo_migrations(db: apsw.Connection, *, down_to: int) -> None:
     """Drop the tables, indexes and columns that a store of an earlier schema does not have."""
     earlier = apsw.Connection(":memory:")
     for migration in list_migrations()[:down_to]:
         earlier.execute(migration.sql)
+    for index in list_indexes(db) - list_indexes(earlier):
+        db.execute(f"drop index {index}")
     known, present = list_columns(earlier), list_columns(db)
     named = "select name from sqlite_master where type = 'index' and sql is not null"
     for index in {row[0] for row in db.execute(named)} - {row[0] for row in earlier.execute(named)}:

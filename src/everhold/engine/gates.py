@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
-from everhold.errors import InDoubt, OutcomeUnknown, StoreBusy, StoreFull
+from everhold.errors import EverholdError, InDoubt, OutcomeUnknown, StoreBusy, StoreFull
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.clock import Clock, RandomSource
 from everhold.ports.hosts import CommitHint
@@ -28,12 +28,23 @@ STORE_RETRY_SECONDS: Final = 1.0
 class Gates:
     """The real gates. `store` is the commit gate: each of its writing methods is one commit."""
 
-    def __init__(self, *, store: Store, clock: Clock, chance: RandomSource, log: EventLogger, owner: str) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        chance: RandomSource,
+        log: EventLogger,
+        owner: str,
+        redact: Callable[[str], str] = str,
+    ) -> None:
         self.store = store
         self.clock = clock
         self.chance = chance
         self.log = log
         self.owner = owner
+        self.redact = redact
+        """Hides every secret of the configuration in a text."""
         self.metrics = MetricRegistry(clock)
 
     async def commit(self, change: Change) -> CommitResult:
@@ -65,10 +76,16 @@ class Gates:
             await self.sleep(STORE_RETRY_SECONDS)
 
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:
-        """Do something outside, within `deadline` seconds. After the deadline it is unknown whether it was done."""
+        """Do something outside, within `deadline` seconds. After the deadline it is unknown whether it was done.
+
+        The text of an error comes from outside and is stored, so the secrets in it are hidden here.
+        """
         try:
             with TaskDeadline(asyncio.get_running_loop().time() + deadline):
                 return await work()
+        except EverholdError as error:
+            error.message, error.remedy = self.redact(error.message), self.redact(error.remedy)
+            raise
         except TimeoutError as error:
             raise InDoubt(f"{what} gave no answer within {deadline:g} s") from error
 
