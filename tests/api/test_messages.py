@@ -32,7 +32,8 @@ async def test_a_message_is_committed_before_it_is_acknowledged(
     assert entry.kind == "heard"
     session = (await client.get(f"/api/sessions/{where['session']}")).json()
     assert set(session) == {
-        "id", "address", "agent", "title", "last_seq", "pending", "state", "waiting", "compressed_upto", "archived", "at"
+        "id", "address", "agent", "title", "last_seq", "pending", "state", "waiting", "compressed_upto",
+        "archived", "at",
     }  # fmt: skip
     assert session["address"] == "agent:main:http:dm:x"
 

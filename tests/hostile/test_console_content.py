@@ -147,7 +147,10 @@ async def play_author(path: Path, browser: Any) -> set[str]:
             )
             if found:
                 gains.add("markup")
-            links = await tab.page.evaluate("[...document.querySelectorAll('a')].map((it) => it.protocol + it.rel)")
+            links = await tab.page.evaluate(
+                "[...document.querySelectorAll('a')].filter((it) => it.origin !== location.origin)"
+                ".map((it) => it.protocol + it.rel)"
+            )
             if any(not link.startswith(("http:", "https:")) or "noopener" not in link for link in links):
                 gains.add("a link with a script")
             if await tab.page.evaluate(f"Boolean({MARK})"):
@@ -192,9 +195,9 @@ def render_markup(patch: pytest.MonkeyPatch) -> None:
     """Plant a text that is markup, which the policy of the page still has to stop."""
     change_script(
         patch,
-        "conversation.js",
-        '<p class="plain">${row.text}</p>',
-        '<p class="plain" dangerouslySetInnerHTML=${{ __html: row.text }}></p>',
+        "shared.js",
+        "children: row.text",
+        "dangerouslySetInnerHTML: { __html: row.text }",
     )
 
 
@@ -204,7 +207,7 @@ def render_markup_without_policy(patch: pytest.MonkeyPatch) -> None:
 
 
 def link_to_anything(patch: pytest.MonkeyPatch) -> None:
-    change_script(patch, "markdown.js", r"\((https?:\/\/[^\s)]+)\)", r"\(((?:https?|javascript|data):[^\s)]+)\)")
+    change_script(patch, "shared.js", r"\((https?:\/\/[^\s)]+)\)", r"\(((?:https?|javascript|data):[^\s)]+)\)")
 
 
 PLANTED: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], set[str]]]] = {
