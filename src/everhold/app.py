@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from everhold import __version__
 from everhold.admin.backups import StoreBackups, list_copies, render_copy
+from everhold.admin.erasure_follower import ErasureFollower
 from everhold.admin.forgetting import BackupHolding
 from everhold.admin.memory import MemoryAdmin
 from everhold.admin.monitoring import GatewayMonitor, ProcessState
@@ -453,6 +454,11 @@ class GatewayApp:
             set_aside=lambda: list_set_aside(home.backups),
             wipe_index=self._wipe_derived_files,
         )
+        self.erasure_follower = ErasureFollower(
+            self.memory_admin.records,
+            file=home.erasures,
+            directory=directory if settings.backup.directory else None,
+        )
         self.memory_admin.personal_data.remove_folders = self.toolbox.workspaces.remove_folders_of
         self.monitor = GatewayMonitor(
             self.gates,
@@ -583,6 +589,8 @@ class GatewayApp:
         if self.store.is_exclusive:
             self._hold_machine_locks()
             await self.store.revoke_leases(owner=self.gates.owner)
+        else:
+            self.erasure_follower.fetch()
         await self.reapply_erasures()
         self.disk_guard.reserve.allocate()
         waiting = await self._count_unanswered()
@@ -608,6 +616,7 @@ class GatewayApp:
             ("skills", self._keep_skills),
             ("held", self._keep_taking_over),
             ("shared_records", self._keep_shared_records),
+            ("erasures", self._keep_erasures),
             ("loop_lag", self.monitor.keep_probing_loop),
             ("traces", self._keep_exporting_traces),
         ):
@@ -1044,6 +1053,12 @@ class GatewayApp:
         """
         if self.backups.directory != self.home.backups:
             add_missing_lines(self.home.erasures, self.backups.directory / self.home.erasures.name)
+
+    async def _keep_erasures(self) -> None:
+        """Keep the list of what hosts of a shared store erase. A store of one host has it already."""
+        if self.store.is_exclusive:
+            await asyncio.Event().wait()
+        await self.erasure_follower.run()
 
     async def _has_grown(self) -> bool:
         last = await self.store.last_pos()

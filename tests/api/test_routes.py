@@ -52,6 +52,7 @@ WITHOUT_ROUTE = {
     "list_sessions": "GET /api/sessions lists the sessions that the caller may see",
     "read_erasures": "part of restoring a backup",
     "reapply_erasures": "part of restoring a backup",
+    "record_erasure": "a host of a shared store records what other hosts erase",
     "resume_erasures": "the gateway does it at its start",
     "list_interrupted_erasures": "read by the background work that finishes them",
     "finish_interrupted_erasures": "the gateway does it in the background",

@@ -198,17 +198,44 @@ class PersonForgetter:
         With `restored`, the places of all may have been asked without a record of it.
         """
         if not self.store.is_exclusive and not restored:
-            return 0  # another host may be at work; `keep_finishing_unfinished` waits for it
-        known = {it.id: it for it in await self.records.load_all()}
-        for filed in self.records.read_file():
-            if not filed.is_merged and make_erasure_id(filed.identities, filed.at) not in known:
-                await self._begin_again(filed)
+            return await self._resume_lost()
+        for filed in self._list_lost(await self.records.load_all()):
+            await self._begin_again(filed)
         count = 0
         for erasure in await self.records.load_all():
             if erasure.is_open:
                 erasure = _add_missing_places(erasure, self._list_places())
                 done, _ = await self._erase_here(_mark_interrupted(erasure) if restored else erasure)
                 count += done.entry_count
+        return count
+
+    def _list_lost(self, known: Sequence[PersonErasure]) -> list[FiledErasure]:
+        """Return the forgettings that only the file knows, and that no later one of the same person includes."""
+        ids = {it.id for it in known}
+        newest = {it.identities: it.at for it in sorted(known, key=lambda it: it.at)}
+        return [
+            it
+            for it in self.records.read_file()
+            if not it.is_merged
+            and make_erasure_id(it.identities, it.at) not in ids
+            and newest.get(it.identities, -math.inf) <= it.at
+        ]
+
+    async def _resume_lost(self) -> int:
+        """Begin again what a restore of a shared store has lost. What else is unfinished, another host may be at work
+        on; `keep_finishing_unfinished` waits for it."""
+        if not self._list_lost(await self.records.load_all()):
+            return 0
+        count = 0
+        async with self._lock:
+            lost = self._list_lost(await self.records.load_all())
+            for filed in lost:
+                await self._begin_again(filed)
+            begun = {make_erasure_id(it.identities, it.at) for it in lost}
+            for erasure in await self.records.load_all():
+                if erasure.id in begun:
+                    done, _ = await self._erase_here(_mark_interrupted(erasure))
+                    count += done.entry_count
         return count
 
     async def finish_unfinished(self) -> None:

@@ -500,7 +500,7 @@ class SessionAdmin:
         while True:
             session = await self.store.get_session(id)
             plan = await session_changes.plan_erasure(self.store, session, seqs, by=by, why=why)
-            await self._record_erasure(session.id, plan.seqs)
+            await self.record_erasure(session.id, plan.seqs)
             repeating = await records.find_repeating_blobs(session.id, plan.exchanges)
             unfinished = (
                 (await self._build_erasure_record(session.id),) if is_recorded and not self.store.is_exclusive else ()
@@ -550,7 +550,7 @@ class SessionAdmin:
                 await self._erase_in_session(branch.id, summaries, by=by, why=why)
             await self._erase_branch_summaries(branch.id, 0, before=before, by=by, why=why)
 
-    async def _record_erasure(self, session: str, seqs: tuple[int, ...]) -> None:
+    async def record_erasure(self, session: str, seqs: tuple[int, ...]) -> None:
         """Record an erasure in the file beside the database before it is done, so that it is repeated after a restore.
 
         Each entry is recorded with a prefix of its digest, which reveals nothing about its content, because after a

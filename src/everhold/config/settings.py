@@ -758,7 +758,8 @@ class BackupSettings(ConfigSection):
     increment_minutes: float = Field(default=5.0, ge=0)
     """How often what was committed since then is copied, too; 0 for never."""
     directory: str = ""
-    """Where backups go: an existing directory, perhaps on another disk; empty for `backups/` in the home."""
+    """Where backups go: an existing directory, perhaps on another disk; empty for `backups/` in the home. With a store
+    on a server, hosts keep there the list of what was erased."""
 
 
 class DrainSettings(ConfigSection):

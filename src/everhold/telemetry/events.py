@@ -55,6 +55,7 @@ class LogEvent(StrEnum):
     DRAFT_ABANDONED = "draft.abandoned"
     DRAFT_FAILED = "draft.failed"
     ERASURE_ACCEPTED = "erasure.accepted"
+    ERASURES_NOT_COPIED = "erasures.not_copied"
     ERASURES_UNREADABLE = "erasures.unreadable"
     EVENT_FOREIGN = "event.foreign"
     EVENT_UNPARSED = "event.unparsed"

@@ -139,7 +139,8 @@ _INSERT_EVENTS: Final = _build_insert(
 )
 _ERASE_LABELS: Final = """
 with recursive forgotten(id) as (
-  select * from unnest(%s::text[]) union select p.id from persons p join forgotten f on p.merged_into = f.id
+  select id collate "C" from unnest(%s::text[]) it(id)
+  union select p.id from persons p join forgotten f on p.merged_into = f.id
 )
 update people_log set note = '' where action in ('made', 'named') and person in (select id from forgotten)
 """

@@ -173,6 +173,19 @@ class PeopleStoreContract:
         assert (people.find_label("telegram:1"), people.find_label("telegram:2")) == ("", "ada")
 
     @store_promise
+    async def test_the_name_of_a_forgotten_person_is_gone_from_the_people_log(self, scenario: StoreScenario) -> None:
+        people = await change_people(
+            scenario, lambda it: it.link_identity("telegram:1", it.get_labelled("ada"), IdentityProof.OPERATOR)
+        )
+        person = people.resolve_name("ada")
+        assert person is not None
+        people = await change_people(scenario, lambda it: it.forget_person(person.id), at=2.0)
+        assert people.resolve_name("ada") is None
+        events = await scenario.store.list_people_events()
+        assert [it.action for it in events][-1] is PeopleAction.FORGOTTEN
+        assert "ada" not in [it.note for it in events]
+
+    @store_promise
     async def test_a_recorded_peer_stays(self, scenario: StoreScenario) -> None:
         first = PeerRecord(memory="honcho", agent="main", identity="telegram:1", peer="ada", source="label")
         other = PeerRecord(memory="honcho", agent="main", identity="telegram:1", peer="x", from_pos=7, source="alias")
