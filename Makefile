@@ -11,6 +11,7 @@ KILLS ?= 1000
 PART ?=
 FROM ?= 0
 BUSY ?= 10
+MINUTES ?= 45
 ARGS ?=
 
 VENV := .venv
@@ -43,11 +44,12 @@ format: $(VENV)/.ready-dev ## format, and apply the linter's fixes
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-# Parts of `make prove`, each at most 60 minutes. FROM=N continues `seeds` at seed N, and `kills` after N kills.
+# Parts of `make prove`, each at most 60 minutes. FROM=N continues `seeds` at seed N, and `kills` after N kills. `platforms` and
+# `hosts` go on where they were on the same commit; `hosts` begins no trial after MINUTES. Their results are in out/.
 PROVE_seeds := tests/sim/test_schedules.py
 PROVE_mutants := tests/sim/test_mutants.py
 PROVE_kills := tests/kill
-PROVE_hosts := tests/hosts tests/stores/postgres
+PROVE_hosts := tests/hosts tests/stores/postgres tests/sim/test_rolling_restarts.py
 PROVE_services := tests/memories tests/hermes
 # One process runs all tests of a file, because each process that runs one of them starts its own servers.
 DIST_services := --dist loadfile
@@ -58,7 +60,7 @@ PROVE_rest := tests $(addprefix --ignore=,tests/sim $(PROVE_kills) $(PROVE_hosts
 prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) $(if $(HONCHO),.honcho/.ready) ## the long runs (SEEDS=10000 KILLS=1000), or one PART=seeds|mutants|kills|hosts|services|platforms|fuzz|rest
 	@test -z '$(PART)' || test -n '$(PROVE_$(PART))' || { \
 	  echo 'PART=$(PART) is unknown; use seeds, mutants, kills, hosts, services, platforms, fuzz or rest'; exit 2; }
-	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_FUZZ=$(FUZZ) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
+	EVERHOLD_FROM=$(FROM) EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) EVERHOLD_FUZZ=$(FUZZ) EVERHOLD_MINUTES=$(MINUTES) EVERHOLD_HONCHO=$(abspath $(HONCHO)) \
 	  $(BIN)/python -m pytest -n $(JOBS) $(DIST_$(PART)) -m prove --timeout 7200 $(PROVE_$(PART)) $(ARGS)
 
 lock: $(VENV)/.ready-dev ## write locks/*.txt, the versions and hashes of an install (ARGS=--upgrade for newer versions)

@@ -15,10 +15,11 @@ from everhold.testing.kill.hosts_trial import HostKillResult, KillableHosts, run
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from everhold.testing.platforms.telegram import TelegramServer
 from everhold.testing.postgres_server import PostgresTestServer
+from tests.hosts.trial_table import prove
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("EVERHOLD_HOST_KILLS", "300"))
-KILLS_PER_RUN = 30
+KILLS_PER_RUN = 15
 
 
 def assert_nothing_wrong(found: HostKillResult) -> None:
@@ -75,5 +76,8 @@ async def is_unready(client: httpx2.AsyncClient) -> bool:
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // KILLS_PER_RUN)))
 async def test_many_kills_over_three_hosts(tmp_path: Path, postgres_server: PostgresTestServer, seed: int) -> None:
-    with postgres_server.lend_store_database() as url:
-        assert_nothing_wrong(await run_host_kills(tmp_path, store_url=url, hosts=3, kills=KILLS_PER_RUN, seed=seed))
+    async def run() -> HostKillResult:
+        with postgres_server.lend_store_database() as url:
+            return await run_host_kills(tmp_path, store_url=url, hosts=3, kills=KILLS_PER_RUN, seed=seed)
+
+    await prove("three hosts, killed", seed, run)

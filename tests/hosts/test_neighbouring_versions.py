@@ -11,10 +11,10 @@ import pytest
 from everhold.stores.postgres.migrate import list_migrations
 from everhold.testing.kill import http_trial
 from everhold.testing.kill.gateway import EVERHOLD, KillableGateway
-from everhold.testing.kill.hosts_trial import HostTrial, KillableHosts
+from everhold.testing.kill.hosts_trial import HostKillResult, HostTrial, KillableHosts
 from everhold.testing.postgres_server import PostgresTestServer
 from tests.hosts import previous_version
-from tests.hosts.test_host_kills import assert_nothing_wrong
+from tests.hosts.trial_table import prove
 from tests.stores.postgres.host_process import run_host
 from tests.stores.postgres.scenario import fetch_value, open_hosts, open_session, read_texts
 
@@ -76,8 +76,12 @@ async def test_an_upgrade_host_by_host_under_load(
     tmp_path: Path, postgres_server: PostgresTestServer, old_source: Path, seed: int
 ) -> None:
     program = previous_version.build_program(old_source)
-    with postgres_server.lend_database() as url:
-        trial = RollingUpgrade(tmp_path, store_url=url, hosts=2, seed=seed, program=program)
-        found = await trial.run(kills=3)
-        assert fetch_value(url, "select schema_version from store_info") == list_migrations()[-1].version
-    assert_nothing_wrong(found)
+
+    async def run() -> HostKillResult:
+        with postgres_server.lend_database() as url:
+            trial = RollingUpgrade(tmp_path, store_url=url, hosts=2, seed=seed, program=program)
+            found = await trial.run(kills=3)
+            assert fetch_value(url, "select schema_version from store_info") == list_migrations()[-1].version
+            return found
+
+    await prove("upgrade host by host", seed, run)

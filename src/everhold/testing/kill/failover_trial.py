@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from everhold.testing.kill import http_trial
-from everhold.testing.kill.hosts_trial import HostKillResult, HostTrial, KillableHosts
+from everhold.testing.kill.hosts_trial import HostKillResult, HostTrial, KillableHosts, own_locks
 from everhold.testing.postgres_pair import PostgresPair
 
 T = TypeVar("T")
@@ -80,7 +80,11 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    with run_pair_thread() as servers, tempfile.TemporaryDirectory(prefix="everhold-hosts-") as directory:
+    with (
+        run_pair_thread() as servers,
+        tempfile.TemporaryDirectory(prefix="everhold-hosts-") as directory,
+        own_locks(),
+    ):
         run = functools.partial(run_failovers, hosts=given.hosts, failovers=given.failovers, seed=given.seed)
         found = asyncio.run(run(Path(directory), servers))
     sys.stdout.write(f"{found}\n")

@@ -58,7 +58,7 @@ class KillableGateway:
         until = time.monotonic() + START_SECONDS
         async with httpx2.AsyncClient(trust_env=False) as client:
             while not await self._is_ready(client):
-                assert self.process.returncode is None, f"the gateway ended with {self.process.returncode}"
+                assert self.process.returncode is None, self._describe_end()
                 assert time.monotonic() < until, f"the gateway was not ready within {START_SECONDS:g} s"
                 await asyncio.sleep(0.01)
 
@@ -80,6 +80,11 @@ class KillableGateway:
                 if name == "EVERHOLD_LOCKS" or not name.startswith(("EVERHOLD", "TOKEN_"))
             },
         )
+
+    def _describe_end(self) -> str:
+        assert self.process is not None
+        said = self.errors.read_text("utf-8", "replace").splitlines()[-20:]
+        return "\n".join([f"the gateway ended with {self.process.returncode}", *said])
 
     async def _is_ready(self, client: httpx2.AsyncClient) -> bool:
         try:

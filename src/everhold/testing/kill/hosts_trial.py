@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -142,6 +143,8 @@ class HostKillResult(Struct, kw_only=True):
     kills: int
     drains: int
     failovers: int
+    disturbances: int
+    """How often something else was broken."""
     sent: int
     acknowledged: int
     answered: int
@@ -154,7 +157,8 @@ class HostKillResult(Struct, kw_only=True):
 
     def __str__(self) -> str:
         told = (
-            f"{self.hosts} hosts, {self.kills} kills, {self.drains} drains, {self.failovers} failovers: "
+            f"{self.hosts} hosts, {self.kills} kills, {self.drains} drains, {self.failovers} failovers, "
+            f"{self.disturbances} disturbances: "
             f"{self.sent} messages sent, "
             f"{self.acknowledged} acknowledged, {self.answered} answered; {self.lost} lost, {self.doubled} doubled, "
             f"{self.reordered} reordered, {self.in_doubt} replies in doubt"
@@ -175,7 +179,7 @@ class HostTrial:
         self.count = hosts
         self.seed = seed
         self.rng = random.Random(f"hosts/{seed}")
-        self.kills = self.drains = self.failovers = 0
+        self.kills = self.drains = self.failovers = self.disturbances = 0
 
     async def run(self, *, kills: int) -> HostKillResult:
         async with ModelServer(key=http_trial.MODEL_API_KEY) as model, TelegramServer() as telegram:
@@ -265,6 +269,7 @@ class HostTrial:
             kills=self.kills,
             drains=self.drains,
             failovers=self.failovers,
+            disturbances=self.disturbances,
             sent=len(requests) + len(written),
             acknowledged=len(promised),
             answered=sum(bool(it.replies) for it in requests)
@@ -307,7 +312,8 @@ def _check_users(users: TelegramUsers, telegram: TelegramServer, contents: verdi
     for user, texts in users.written.items():
         if (found := [token for token in heard if token.startswith(f"user-{user}.")]) != texts:
             yield f"user {user} wrote {len(texts)} messages, the log has others or another order: {found}"
-        yield from (f"{text} got no answer in the chat" for text in texts if not _is_shown(telegram, user, text))
+        if silent := [text for text in texts if not _is_shown(telegram, user, text)]:
+            yield f"{len(silent)} messages got no answer in the chat: {silent[:10]}"
 
 
 def check_shown_once(shown_texts: Sequence[str], contents: verdict.StoreContents) -> Iterator[str]:
@@ -358,6 +364,14 @@ async def run_host_kills(directory: Path, *, store_url: str, hosts: int, kills: 
     return await HostTrial(directory, store_url=store_url, hosts=hosts, seed=seed).run(kills=kills)
 
 
+@contextlib.contextmanager
+def own_locks() -> Iterator[None]:
+    """Use account locks of its own, because one gateway per machine may use a token, and all trials use the same."""
+    with tempfile.TemporaryDirectory(prefix="everhold-locks-") as path:
+        os.environ["EVERHOLD_LOCKS"] = path
+        yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m everhold.testing.kill.hosts_trial", description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
@@ -368,6 +382,7 @@ def main() -> None:
         run_postgres_server() as server,
         server.lend_store_database() as url,
         tempfile.TemporaryDirectory(prefix="everhold-hosts-") as directory,
+        own_locks(),
     ):
         found = asyncio.run(
             run_host_kills(Path(directory), store_url=url, hosts=given.hosts, kills=given.kills, seed=given.seed)

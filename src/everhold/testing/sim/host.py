@@ -49,7 +49,6 @@ from everhold.testing.sim.world import SimRandom, SimWorld
 CHECK_SECONDS: Final = 2.0
 MAX_CALM_SECONDS: Final = 3 * 3_600.0
 """After the faults end, all work must finish within this time, the longest waits included."""
-MAX_PROCESSES: Final = 24
 MAX_IDLE_SECONDS: Final = 20.0
 DRAIN_SECONDS: Final = 20.0
 MAX_STRAY_SECONDS: Final = 60.0
@@ -253,10 +252,22 @@ class SimHost:
                 self._replace_process(process, "stalls")
             elif world.draw_chance(profile.replace):
                 self._replace_process(process, "is replaced and keeps running")
+        self._roll()
         self._check_idle_cursors()
         for process in self.processes:
             if process not in self.serving and not process.dead and world.draw_chance(0.05):
                 process.die()
+
+    def _roll(self) -> None:
+        """Ask the host that runs longest to end when it is time for it."""
+        world, profile = self.world, self.world.profile
+        due = profile.roll_seconds * (world.stats["rolls"] + 1)
+        if not profile.roll_seconds or not due < world.loop.time() < profile.fault_seconds:
+            return
+        ready = [process for process in self.serving if process.alive and process.name in self.supervisors]
+        if ready:
+            world.stats["rolls"] += 1
+            self._drain_process(ready[0])
 
     def _drain_process(self, process: SimProcess) -> None:
         """End a process as an operator does, and start another one in its place."""
@@ -308,7 +319,7 @@ class SimHost:
         return MAX_IDLE_SECONDS + (MAX_STRAY_SECONDS if self.world.profile.unknown_outcome else 0.0)
 
     def _replace_process(self, process: SimProcess, why: str) -> None:
-        if len(self.processes) >= MAX_PROCESSES and not process.dead:
+        if len(self.processes) >= self.world.profile.most_processes and not process.dead:
             return
         self.world.record("host", f"{process.name} {why}")
         self.serving.remove(process)

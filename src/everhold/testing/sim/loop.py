@@ -33,6 +33,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, seed: object, *, shuffle: float = SHUFFLE_PROBABILITY) -> None:
         self.steps = 0
+        self.max_steps = MAX_STEPS
         self.errors: list[str] = []
         """What asyncio reports to a loop: exceptions that were not retrieved, tasks that were not awaited."""
         self._chance = random.Random(f"{seed}/loop")
@@ -117,7 +118,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _run_step(self) -> None:
         self.steps += 1
         if self._ready:
-            if self.steps - self._since_steps > MAX_STEPS_AT_ONCE or self.steps > MAX_STEPS:
+            if self.steps - self._since_steps > MAX_STEPS_AT_ONCE or self.steps > self.max_steps:
                 raise LoopStuck(f"endless loop at {self._now:.3f} s, after {self.steps} steps")
             handle = self._pick_handle()
             if not handle.cancelled():

@@ -54,6 +54,8 @@ class SimChat:
         for _ in range(profile.messages):
             self._write_next()
             await asyncio.sleep(rng.choice((0.0, 0.3, 3.0, 30.0)) * rng.random())
+            if profile.quiet_seconds:
+                await asyncio.sleep(profile.quiet_seconds * rng.random())
             if rng.random() < profile.commands:
                 self._write_command()
                 await asyncio.sleep(rng.choice((0.0, 3.0, 20.0)) * rng.random())

@@ -94,6 +94,12 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     """The probability that a hint does not reach another host."""
     drain: float = 0.0
     """The probability at each check that a host is asked to end and another one takes its place."""
+    roll_seconds: float = 0.0
+    """How often the host that runs longest is asked to end, as in a rolling restart; 0 for never."""
+    quiet_seconds: float = 0.0
+    """The longest additional time between two messages of a chat."""
+    most_processes: int = 24
+    """How many processes may start before all of them are left running."""
 
 
 def draw_profile(seed: int) -> SimProfile:
@@ -141,6 +147,22 @@ def draw_profile(seed: int) -> SimProfile:
         pins=chance.choice((0.0, 0.0, 0.0, 0.6)),
         clock_skew=chance.choice((0.0, 0.0, 0.05, 10.0)),
     )
+
+
+def make_rolling_settings(*, seconds: float, roll_seconds: float) -> dict[str, object]:
+    """Return what makes of a profile with hosts a long time of rolling restarts, with messages until its end."""
+    gap = 60.0
+    return {
+        "hosts": 3,
+        "fault_seconds": seconds,
+        "roll_seconds": roll_seconds,
+        "quiet_seconds": 2 * gap,
+        "messages": int(seconds / gap),
+        "chats": 2,
+        "drain": 0.0,
+        "most_faults": int(seconds / 600.0),
+        "most_processes": int(4 * seconds / roll_seconds),
+    }
 
 
 def draw_host_profile(seed: int) -> SimProfile:

@@ -29,6 +29,8 @@ from everhold.testing.sim.profile import SimProfile, draw_host_profile, draw_pro
 from everhold.testing.sim.remote_services import SimPlatform
 from everhold.testing.sim.world import SimLogger, SimRandom, SimWorld
 
+STEPS_PER_SECOND: Final = 400
+"""More callbacks in a second of virtual time, on average, count as an endless loop."""
 FAST_DIRECTORY = Path("/dev/shm")
 PLATFORM_GUARANTEES = (
     ("poll", DeliveryGuarantee.BLIND),
@@ -78,6 +80,7 @@ def run_seed(
 
 def _run_schedule(seed: int, profile: SimProfile, disk: Path, parts: SimProcessParts) -> SimOutcome:
     loop = SimLoop(seed)  # type: ignore[abstract]  # it lacks only sockets and signals
+    loop.max_steps = max(loop.max_steps, int(STEPS_PER_SECOND * profile.fault_seconds))
     world = SimWorld(seed, profile, loop, disk)
     witness = InvariantWitness(world)
     world.record("world", f"seed {seed} {profile}")
