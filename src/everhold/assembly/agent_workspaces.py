@@ -47,11 +47,7 @@ class AgentWorkspaces:
         return self.directory / agent.name / _name_folder(people, context)
 
     def find_path_problem(self, path: Path) -> str:
-        """Return why a folder cannot be a workspace; empty if it can."""
-        real = path.resolve()
-        if real.is_relative_to(self._home) or self._home.is_relative_to(real):
-            return f"is in the home {self._home} or contains it, so .env and all conversations could be read"
-        return "" if real.is_dir() else "is not a folder"
+        return find_path_problem(path, self._home)
 
     def _list_folders_of(self, persons: Collection[str]) -> Iterator[Path]:
         """Yield the workspaces of persons, of all agents."""
@@ -67,6 +63,14 @@ class AgentWorkspaces:
         for folder in found:
             shutil.rmtree(folder)
         return len(found)
+
+
+def find_path_problem(path: Path, home: Path) -> str:
+    """Return why a folder cannot be a workspace of a home; empty if it can."""
+    real, home = path.resolve(), home.resolve()
+    if real.is_relative_to(home) or home.is_relative_to(real):
+        return f"is in the home {home} or contains it, so .env and all conversations could be read"
+    return "" if real.is_dir() else "is not a folder"
 
 
 def _name_folder(people: PeopleDirectory, context: ToolContext) -> str:

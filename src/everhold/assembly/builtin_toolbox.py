@@ -59,7 +59,7 @@ class BuiltinToolbox:
         """`host` is the name of this host, for workspaces that are on one of several."""
         self._search = search
         self._store = store
-        self._fetch = fetch or UrlFetcher(most_bytes=MAX_PAGE_BYTES, is_packed_allowed=True, agent=FETCH_AGENT)
+        self._fetch = fetch or build_fetcher()
         self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store, host=host)
         self._intents = WriteIntents(home / "workspaces" / ".intents")
         self.skills = SkillLibrary(home)
@@ -83,17 +83,9 @@ class BuiltinToolbox:
         return {name: build() for name, build in builders.items() if name in agent.tools}
 
     def _build_shell(self, agent: AgentSettings, find_workspace: FindWorkspace) -> dict[str, Tool]:
-        settings = agent.shell
-        kind = SandboxKind(settings.sandbox)
-        if kind not in self._tested or kind in self._shell_problems:
+        limits = build_shell_limits(agent)
+        if limits.sandbox not in self._tested or limits.sandbox in self._shell_problems:
             return {}
-        limits = ShellLimits(
-            sandbox=kind,
-            network=settings.network,
-            memory_bytes=settings.max_memory_bytes,
-            processes=settings.max_processes,
-            cpu_seconds=settings.max_cpu_seconds,
-        )
         folders = tuple(dict.fromkeys(skill.source.root for skill in self._list_offered_skills(agent).values()))
         return {SHELL: ShellTool(find_workspace, self._children, limits, self._environ, folders)}
 
@@ -161,6 +153,22 @@ class BuiltinToolbox:
             for agent in agents
             if SHELL in agent.tools and agent.shell.sandbox == "none"
         ]
+
+
+def build_fetcher() -> UrlFetcher:
+    return UrlFetcher(most_bytes=MAX_PAGE_BYTES, is_packed_allowed=True, agent=FETCH_AGENT)
+
+
+def build_shell_limits(agent: AgentSettings) -> ShellLimits:
+    """Return what commands of an agent may use."""
+    settings = agent.shell
+    return ShellLimits(
+        sandbox=SandboxKind(settings.sandbox),
+        network=settings.network,
+        memory_bytes=settings.max_memory_bytes,
+        processes=settings.max_processes,
+        cpu_seconds=settings.max_cpu_seconds,
+    )
 
 
 def is_file_tool_supported() -> bool:

@@ -16,6 +16,7 @@ from everhold.cli.parser_memory import add_memory_setup
 from everhold.cli.parser_plugin import add_plugin_commands
 from everhold.cli.parser_service import add_service_commands, add_service_setup, add_supervision_options
 from everhold.cli.parser_skills import add_skill_commands
+from everhold.cli.parser_tools import add_tool_setup
 
 _ID: Final = "an id, a unique prefix of one, a title, an address, or `last`"
 
@@ -707,7 +708,10 @@ def _add_configuration_commands(commands: _CommandGroup) -> None:
     _add_store_commands(commands)
     _add_setup_commands(
         commands.add_group(
-            "setup", "configure a model, platform, memory or service and test it", module="setup", default="model"
+            "setup",
+            "configure a model, platform, memory, tools or service and test it",
+            module="setup",
+            default="model",
         )
     )
     config = commands.add_group("config", "show, check or change the configuration", module="config")
@@ -771,6 +775,7 @@ def _add_setup_commands(setup: _CommandGroup) -> None:
     for name in ("telegram", "discord", "slack", "matrix"):
         _add_platform_setup(setup, name)
     add_memory_setup(setup)
+    add_tool_setup(setup)
     add_service_setup(setup)
 
 

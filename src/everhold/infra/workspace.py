@@ -207,12 +207,13 @@ def _read_at(folder: int, name: str, path: str, *, max_bytes: int) -> bytes | No
         return None
     except OSError as error:
         raise explain_os_error(error, path) from error
-    with os.fdopen(handle, "rb") as file:
-        state = os.fstat(handle)
-        if stat.S_ISDIR(state.st_mode):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):  # opening a folder as a file would raise an error of its own
+        os.close(handle)
+        if stat.S_ISDIR(mode):
             raise InvalidRequest(f"{path} is a folder", remedy="file_list shows what is in it")
-        if not stat.S_ISREG(state.st_mode):
-            raise InvalidRequest(f"{path} is no ordinary file", remedy="file_list shows what is there")
+        raise InvalidRequest(f"{path} is no ordinary file", remedy="file_list shows what is there")
+    with os.fdopen(handle, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise InvalidRequest(f"{path} has more than {max_bytes:,} bytes", remedy="use the shell to read a part of it")

@@ -179,8 +179,8 @@ class FactMemoryTool:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise InvalidOperation(f"No fact here contains {words!r}. There are:\n{render_fact_list(facts)}\n")
-        raise InvalidOperation(f"{len(found)} facts contain {words!r}; give the id:\n{render_fact_list(found)}\n")
+            raise InvalidOperation(f"No fact here contains {words[:200]!r}. There are:\n{render_fact_list(facts)}\n")
+        raise InvalidOperation(f"{len(found)} facts contain {words[:200]!r}; give the id:\n{render_fact_list(found)}\n")
 
     def _find_limit_problem(self, facts: Sequence[Fact], notes: Sequence[Noted]) -> str:
         """Return why these notes do not fit, or an empty text. An operation that shrinks the facts is never refused."""

@@ -52,7 +52,9 @@ class SendTool:
         if not isinstance(to, str) or not isinstance(text, str) or not text.strip():
             return ToolResult(text="Name the recipient (`to`) and the message (`text`).", error=True)
         if to not in self.allowed:
-            return ToolResult(text=f"You may not write to {to!r}, only to: {', '.join(self.allowed)}.", error=True)
+            return ToolResult(
+                text=f"You may not write to {to[:200]!r}, only to: {', '.join(self.allowed)}.", error=True
+            )
         if len(text) > MAX_TEXT_CHARS:
             return ToolResult(
                 text=f"The text has {len(text)} characters; at most {MAX_TEXT_CHARS} can be sent at once.", error=True

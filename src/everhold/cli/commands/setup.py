@@ -48,6 +48,10 @@ def run(args: argparse.Namespace, screen: CommandScreen) -> int:
         from everhold.cli.commands import setup_memory
 
         return setup_memory.run(args, screen)
+    if args.action == "tools":
+        from everhold.cli.commands import setup_tools
+
+        return setup_tools.run(args, screen)
     if args.action not in ("model", None):
         from everhold.cli.commands import setup_platform
 
