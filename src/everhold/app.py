@@ -45,6 +45,7 @@ from everhold.core.quotas import compute_seconds_left
 from everhold.core.roles import PersonRole
 from everhold.core.tool_pins import RESERVED_TOOL_NAMES
 from everhold.engine import model_waits
+from everhold.engine.approvals.decisions import ApprovalService
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory.peers import PeerRegistry
 from everhold.engine.supervisor import LEASE_SECONDS, WorkerSupervisor
@@ -681,6 +682,9 @@ class GatewayApp:
                 pairing=self.admission.pairing,
                 people=self.admission.people,
                 schedules=self.schedules,
+                approvals=ApprovalService(
+                    self.gates, runtimes=self.agents, wakeups=self.wakeups, roles=self.admission.roles
+                ),
                 hooks=self.hooks,
                 list_tools=self._list_tool_servers,
                 list_trusted_tools=self._list_trusted_tools,

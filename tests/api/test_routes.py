@@ -13,6 +13,7 @@ from everhold.admin.memory import MemoryAdmin
 from everhold.admin.sessions import SessionAdmin
 from everhold.api import (
     admin,
+    approvals,
     chat_locations,
     context,
     events,
@@ -32,6 +33,7 @@ from everhold.api.reference import build_route_table
 
 HANDLER_MODULES = (
     admin,
+    approvals,
     chat_locations,
     events,
     handlers,

@@ -105,7 +105,8 @@ def test_the_default_table_cell_by_cell(line: str) -> None:
         for scope in SCOPES[column]:
             assert find_column(scope) is column, scope
             found = judge_call(CallSubject(tool="x", reach=ToolReach(reach)), scope, ToolPolicy())
-            assert found == CallJudgement(outcome=PolicyOutcome(outcome), because="default")
+            asks = outcome == "ask"
+            assert found == CallJudgement(outcome=PolicyOutcome(outcome), because="default", can_remember=asks)
 
 
 def test_every_scope_has_a_column_and_no_reach_means_outside() -> None:
@@ -309,10 +310,8 @@ def test_the_least_trusted_message_decides_what_started_a_turn() -> None:
 def test_a_refusal_names_the_tool_the_cause_and_the_remedy() -> None:
     asked = explain_judgement("github_push", CallJudgement(outcome=ASK, because="default"), make_scope(), ["ada"])
     assert "github_push was not run" in asked
-    assert "{tool: github_push, do: allow}" in asked
+    assert "nobody can be asked here" in asked
     assert "ada" in asked
     denied = explain_judgement("x", CallJudgement(outcome=DENY, because="config:2"), make_scope("member", "group"))
     assert "rule 2 of policy.rules" in denied
     assert "member in a group" in denied
-    foreign = explain_judgement("x", CallJudgement(outcome=ASK, because="foreign"), make_scope())
-    assert "after_foreign: allow" in foreign

@@ -62,6 +62,9 @@ schedule            M M M
 schedule make       M O O
 schedule remove     M O O
 usage               M S S
+approvals           M S S
+approve             M S S
+deny                M S S
 link                M - -
 """
 EXPECTED_TOOLS = """

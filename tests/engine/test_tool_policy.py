@@ -100,7 +100,9 @@ def test_a_call_runs_or_is_refused_by_the_default_table(
     reply = scenario.ask("do it", role, place)
     assert bool(tool.started) is runs, reply
     assert [called.because for called in list_called(scenario)] == (["default"] if runs else [])
-    assert ("lamp was not run" in reply) is not runs
+    is_asked = role is OWNER and not runs
+    assert ("asks to run lamp" in reply) is is_asked
+    assert ("lamp was not run" in reply) is not (runs or is_asked)
 
 
 @pytest.mark.parametrize("reach", ["nonsense", "outside"])
@@ -108,7 +110,7 @@ def test_a_tool_that_fails_to_say_its_reach_is_outside(scenario: RolesScenario, 
     PolicyHolder(scenario)
     tool = ReachingTool("lamp", reach)
     use_tool(scenario, tool)
-    assert "{tool: lamp, do: allow}" in scenario.ask("do it", OWNER, DIRECT)
+    assert "(runs at most once, acts outside)" in scenario.ask("do it", OWNER, DIRECT)
     assert not tool.started
 
 
@@ -116,7 +118,7 @@ def test_the_arguments_decide_and_the_tool_stays_on_offer(scenario: RolesScenari
     PolicyHolder(scenario)
     tool = ReachingTool("lamp", "own")
     use_tool(scenario, tool, {"reach": "outside"})
-    assert "was not run" in scenario.ask("do it", OWNER, DIRECT)
+    assert "Not run yet" in scenario.ask("do it", OWNER, DIRECT)
     model = scenario.gateway.runtimes.model
     assert all([spec.name for spec in request.tools] == ["lamp"] for request in model.requests)
     assert len(model.requests) == 2
@@ -174,7 +176,7 @@ def test_a_result_of_another_tool_is_foreign_and_stays_so_in_later_turns(scenari
     use_tool(scenario, tool)
     scenario.ask("do it", OWNER, DIRECT)
     assert len(tool.started) == 1
-    assert "after_foreign: allow" in scenario.ask("do it again", OWNER, DIRECT)
+    assert "I read words here that do not come from the person" in scenario.ask("do it again", OWNER, DIRECT)
     assert len(tool.started) == 1
 
 
@@ -183,7 +185,7 @@ def test_forwarded_words_make_a_call_ask_whatever_rule_allows_it(scenario: Roles
     tool = ReachingTool("lamp", "outside")
     use_tool(scenario, tool)
     pieces = (TextPiece(source="forwarded", by="fake:9", text="turn on the lamp"),)
-    assert "was not run" in scenario.ask("what is this?", OWNER, DIRECT, pieces=pieces)
+    assert "Not run yet" in scenario.ask("what is this?", OWNER, DIRECT, pieces=pieces)
     assert not tool.started
 
 

@@ -50,6 +50,12 @@ class RemoteDiscord:
     async def reply(self, text: str, *, to: str, id: str) -> str:
         return await self.server.write_message(text, channel=to, reply_to=id)
 
+    async def press(self, label: str, *, message: str, to: str) -> None:
+        await self.server.press_button(label, message=message, channel=to)
+
+    def count_confirmed_presses(self) -> int:
+        return len(self.server.interaction_responses)
+
     def list_calls(self) -> list[str]:
         return [name for name, _ in self.server.calls if not name.startswith("GET ") and name != "PUT applications"]
 

@@ -27,6 +27,8 @@ class RemoteSlack:
     sender = "UADA"
     offers = frozenset("edits groups drafts files redelivery poison rivals history".split())
 
+    confirmed_presses = 0
+
     def __init__(self, server: SlackServer) -> None:
         self.server = server
 
@@ -53,6 +55,12 @@ class RemoteSlack:
 
     async def reply(self, text: str, *, to: str, id: str) -> str:
         return await self.server.write_message(text, channel=to, thread=id)
+
+    async def press(self, label: str, *, message: str, to: str) -> None:
+        self.confirmed_presses += await self.server.press_button(label, message=message, channel=to)
+
+    def count_confirmed_presses(self) -> int:
+        return self.confirmed_presses
 
     def list_calls(self) -> list[str]:
         receiving = ("auth.test", "apps.connections.open", "users.conversations", "link")

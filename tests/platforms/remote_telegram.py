@@ -52,6 +52,12 @@ class RemoteTelegram:
     async def reply(self, text: str, *, to: str, id: str) -> str:
         return str(await self.server.write_message(text, chat=int(to), reply_to=int(id)))
 
+    async def press(self, label: str, *, message: str, to: str) -> None:
+        await self.server.press_button(label, message=int(message), chat=int(to))
+
+    def count_confirmed_presses(self) -> int:
+        return len(self.server.confirmed_presses)
+
     def list_calls(self) -> list[str]:
         receiving = ("getMe", "getUpdates", "deleteWebhook", "setMyCommands")
         return [name for name, _ in self.server.calls if name not in receiving]

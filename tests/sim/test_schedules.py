@@ -20,7 +20,7 @@ from everhold.testing.kill.gates import add_kill_points
 from everhold.testing.sim import statistics
 from everhold.testing.sim.mutants import MUTANTS
 from everhold.testing.sim.process import GatedStore
-from everhold.testing.sim.profile import CRASH_AIMS, UNREACHED_STEPS, draw_profile
+from everhold.testing.sim.profile import APPROVAL_AIMS, CRASH_AIMS, UNREACHED_STEPS, draw_profile
 from everhold.testing.sim.run import run_seed
 from tests.stores.home import list_writing_methods
 
@@ -28,6 +28,7 @@ SEEDS = Path(__file__).with_name("seeds.txt")
 HOST_SEEDS = Path(__file__).with_name("host_seeds.txt")
 SCHEDULES = 300
 HOST_SCHEDULES = 60
+APPROVAL_SCHEDULES = 48
 CHUNKS = 10
 FROM = int(os.environ.get("EVERHOLD_FROM", "0"))
 MANY = int(os.environ.get("EVERHOLD_SEEDS", "10000"))
@@ -90,6 +91,34 @@ def test_no_promise_is_broken_by_several_hosts_in_many_schedules(seeds: range) -
     found = statistics.play_seeds(seeds, hosts=True)
     statistics.save_failed_seeds(HOST_SEEDS, found.failures)
     assert not found.failures, "\n".join(found.format_table())
+
+
+# -- calls that need permission ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", split_range(0, APPROVAL_SCHEDULES, chunks=4), ids=str)
+def test_no_promise_is_broken_when_calls_need_permission(seeds: range) -> None:
+    found = statistics.play_seeds(seeds, approvals=True)
+    assert not found.failures, "\n".join(found.format_table())
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seeds", split_range(FROM, MANY, chunks=20), ids=str)
+def test_no_promise_is_broken_when_calls_need_permission_in_many_schedules(seeds: range) -> None:
+    found = statistics.play_seeds(seeds, approvals=True)
+    assert not found.failures, "\n".join(found.format_table())
+
+
+def test_requests_are_answered_from_everywhere_and_every_commit_of_theirs_is_crashed() -> None:
+    missing: set[object] = {"answers in a chat", "answers of the operator", "policies edited", "rules revoked"}
+    missing |= set(APPROVAL_AIMS)
+    for seed in range(120):
+        outcome = run_seed(seed, approvals=True)
+        missing -= {what for what, count in outcome.stats.items() if count}
+        missing -= {aim for aim, count in outcome.crashed.items() if count}
+        if not missing:
+            return
+    raise AssertionError(f"never in 120 schedules: {sorted(map(str, missing))}")
 
 
 def test_hosts_pass_the_gates_that_only_they_have_and_meet_every_fault() -> None:

@@ -20,8 +20,9 @@ from msgspec import inspect
 from everhold.api.logins import LoginCodeRecord, LoginRecord
 from everhold.core import consumers
 from everhold.core.address import Address
+from everhold.core.approvals import ApprovalRecord, RememberedRule
 from everhold.core.budget import list_turn_budgets
-from everhold.core.entries import BODY_TYPES, BODY_VERSION, RESERVED_KINDS, ChatLocation, Entry, EntryKind, Noted, Stamp
+from everhold.core.entries import BODY_TYPES, BODY_VERSION, ChatLocation, Entry, EntryKind, Noted, Stamp
 from everhold.core.exchange import build_exchange_key, build_note, build_retraction
 from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount, digest_code
 from everhold.core.quotas import DailyUse
@@ -61,6 +62,8 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.HELD_MESSAGE: HeldMessage,
     StateNamespace.QUOTA: DailyUse,
     StateNamespace.HOST_SETTINGS: dict[str, str],
+    StateNamespace.APPROVAL: ApprovalRecord,
+    StateNamespace.APPROVAL_RULE: RememberedRule,
 }
 """The state records whose value is a JSON object. The others are plain text."""
 BLOBS: Final[dict[str, Any]] = {"recall": RecallRecord, "tools": tuple[ToolSpec, ...]}
@@ -164,7 +167,7 @@ def _describe_database() -> Iterator[str]:
 
 def _describe_names() -> Iterator[str]:
     names = (consumers.TURN, consumers.COMMANDS, consumers.COMPRESSION, consumers.BACKLINKS)
-    for name in (*names, consumers.TASKS, consumers.REVIEW):
+    for name in (*names, consumers.TASKS, consumers.REVIEW, consumers.APPROVALS):
         yield f"consumer: {name}"
     yield f"consumer of a sub-agent: {consumers.delegate_consumer(0)}"
     yield f"consumer of a memory: {consumers.memory_consumer('NAME')}"
@@ -185,8 +188,6 @@ def _describe_names() -> Iterator[str]:
 def _describe_entries() -> Iterator[str]:
     for kind in EntryKind:
         yield from describe_type(f"entry {kind.value}", inspect.type_info(BODY_TYPES[kind]))
-    for reserved in sorted(RESERVED_KINDS):
-        yield f"reserved entry kind: {reserved}"
 
 
 def _describe_records() -> Iterator[str]:

@@ -74,6 +74,8 @@ class AuditReport(Struct, frozen=True, kw_only=True):
             "P7": f"{describe_count(checked.choices, 'setting')} chosen in sessions: the last choice is in force; "
             "edits of the configuration are not in the log, so only tests check them",
             "P8": f"{entries}: no gap, every digest matches, derived rows and budgets agree",
+            "P9": f"{describe_count(checked.approvals, 'request')} for permission: each ran at most once, only what "
+            "was shown and allowed, and each that is open has a record",
         }
 
 

@@ -24,6 +24,7 @@ from everhold.core.people import PERSON_MEMBER, build_identity
 from everhold.core.quotas import QuotaRefusal
 from everhold.core.roles import PersonRole
 from everhold.engine import session_access
+from everhold.engine.approvals.decisions import ApprovalService
 from everhold.engine.budgets import BudgetLedger
 from everhold.errors import NotFound
 from everhold.infra.uploads import UploadFolder
@@ -73,6 +74,7 @@ class GatewayServices:
     pairing: PairingRegistry
     people: PeopleRegistry
     schedules: ScheduleRunner
+    approvals: ApprovalService
     hooks: HookReceiver
     list_tools: Callable[[], Awaitable[list[dict[str, Any]]]]
     """Returns what the owner has seen of each tool server, and what waits for a confirmation."""

@@ -22,6 +22,7 @@ from everhold.api import (
     request_files,
     schemas,
 )
+from everhold.api.approval_routes import APPROVAL_ROUTES
 from everhold.api.console_routes import ACTIVE_LIST_PARAMETERS, CONSOLE_ROUTES, DEAD_LETTER_FILTERS
 from everhold.api.console_schemas import ActiveSessionsResponse
 from everhold.api.request import JsonObject, RouteHandler
@@ -877,6 +878,7 @@ def build_routes(
     """Return all routes."""
     return (
         *_ROUTES,
+        *APPROVAL_ROUTES,
         *CONSOLE_ROUTES,
         ApiRoute(
             "GET /metrics",

@@ -14,6 +14,8 @@ from everhold.assembly.memory_providers import MemoryProviders
 from everhold.config import AgentSettings, ModelSettings, Settings, build_plugin_settings
 from everhold.config.settings import BUILTIN_MEMORY, OFFLINE_MODEL, PolicySettings, SpendQuotas
 from everhold.config.values import parse_timezone
+from everhold.core.address import parse_address
+from everhold.core.approvals import ApprovalTerms
 from everhold.core.budget import list_turn_budgets
 from everhold.core.consumers import MEMORY, parse_consumer
 from everhold.core.entries import ChatLocation, Stamp
@@ -52,6 +54,16 @@ BASE_PROMPT: Final = (
 )
 
 
+def _locate_chat(text: str) -> ChatLocation:
+    address = parse_address(text)
+    return ChatLocation(
+        platform=address.platform,
+        account=address.account or address.agent,
+        chat=address.chat,
+        thread=address.thread,
+    )
+
+
 def build_policy(settings: PolicySettings) -> ToolPolicy:
     """Return the policy that a configuration describes."""
     return ToolPolicy(
@@ -64,10 +76,17 @@ def build_policy(settings: PolicySettings) -> ToolPolicy:
                 origins=tuple(map(ScopeOrigin, rule.via)),
                 agent=rule.agent or "",
                 command=rule.when.command or "",
+                remember=rule.remember,
             )
             for rule in settings.rules
         ),
         after_foreign=PolicyOutcome(settings.after_foreign),
+        approvals=ApprovalTerms(
+            approvers=settings.approvals.by,
+            to=tuple(map(_locate_chat, settings.approvals.to)),
+            expire_seconds=settings.approvals.expire_hours * 3_600.0,
+            most_pending=settings.approvals.most_pending,
+        ),
     )
 
 

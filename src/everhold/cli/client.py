@@ -239,6 +239,21 @@ class ApiClient:
     async def delete_schedule(self, id: str) -> dict[str, Any]:
         return await self._post(f"/api/schedules/{_quote(id)}/delete")
 
+    async def list_approvals(self) -> dict[str, Any]:
+        return await self._get("/api/approvals")
+
+    async def show_approval(self, id: str) -> dict[str, Any]:
+        return await self._get(f"/api/approvals/{_quote(id)}")
+
+    async def answer_approval(self, id: str, *, decision: str, digest: str, note: str) -> dict[str, Any]:
+        return await self._post(f"/api/approvals/{_quote(id)}", decision=decision, digest=digest, note=note)
+
+    async def list_rules(self) -> dict[str, Any]:
+        return await self._get("/api/rules")
+
+    async def revoke_rule(self, id: str) -> dict[str, Any]:
+        return await self._post(f"/api/rules/{_quote(id)}/revoke")
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     async def add_note(self, name: str, text: str) -> dict[str, Any]:

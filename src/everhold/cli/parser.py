@@ -270,11 +270,11 @@ def _add_inspection_commands(commands: _CommandGroup) -> None:
     _add_session_searches(sessions)
     audit = commands.add_command(
         "audit",
-        "check the eight promises on the store; exit 1 if one is broken",
+        "check the nine promises on the store; exit 1 if one is broken",
         ("everhold audit", "check everything"),
         ("everhold audit last", "check one session"),
         module="audit",
-        about="Checks the eight promises on the store and prints the evidence. Items in doubt are listed, too.",
+        about="Checks the nine promises on the store and prints the evidence. Items in doubt are listed, too.",
     )
     audit.add_argument("id", nargs="?", metavar="ID", help=_ID)
     _add_eval_commands(commands)
@@ -422,6 +422,7 @@ def _add_people_commands(commands: _CommandGroup) -> None:
     schedules.add_command("list", "list all schedules with the time they fire next")
     remove = schedules.add_command("remove", "delete a schedule", ("everhold schedules remove 4qk2vz", ""))
     remove.add_argument("id", metavar="ID", help="an id from `everhold schedules list`")
+    _add_approval_commands(commands)
     hooks = commands.add_group("hooks", "list and test webhooks of the configuration", module="hooks", default="list")
     hooks.add_command("list", "list the webhooks with their path and the chat that hears them")
     test = hooks.add_command(
@@ -436,6 +437,30 @@ def _add_people_commands(commands: _CommandGroup) -> None:
         "--header", metavar="NAME:VALUE", action="append", default=[], help="a header of the delivery; may be repeated"
     )
     test.add_argument("--send", action="store_true", help="deliver it, so that the agent answers it")
+
+
+def _add_approval_commands(commands: _CommandGroup) -> None:
+    approvals = commands.add_group(
+        "approvals", "list and answer calls that wait for permission", module="approvals", default="list"
+    )
+    approvals.add_command("list", "list the calls that wait for permission")
+    show = approvals.add_command("show", "show a call whole", ("everhold approvals show 7K2P4QXM", ""))
+    approve = approvals.add_command(
+        "approve",
+        "let a call run",
+        ("everhold approvals approve 7K2P4QXM", "once"),
+        ("everhold approvals approve 7K2P4QXM --always", "and the same call later, too"),
+    )
+    approve.add_argument("--always", action="store_true", help="exactly the same call needs no permission later")
+    deny = approvals.add_command(
+        "deny", "deny a call", ("everhold approvals deny 7K2P4QXM --reason 'use a branch'", "")
+    )
+    deny.add_argument("--reason", default="", metavar="TEXT", help="what the agent is told; it answers that")
+    for command in (show, approve, deny):
+        command.add_argument("id", metavar="ID", help="an id from `everhold approvals`, or its first characters")
+    approvals.add_command("rules", "list the rules that `always` made")
+    revoke = approvals.add_command("revoke", "end a rule", ("everhold approvals revoke R7K2P4QXM", ""))
+    revoke.add_argument("id", metavar="RULE", help="an id from `everhold approvals rules`")
 
 
 def _add_eval_commands(commands: _CommandGroup) -> None:

@@ -10,6 +10,7 @@ from everhold.config.errors import KeyPath, format_key_path, suggest_name
 from everhold.config.secret_resolution import RawSection, ResolvedConfig
 from everhold.config.settings import OFFLINE_MODEL, OPERATOR_TOKEN_ENV, OPERATOR_TOKEN_NAME
 from everhold.core.address import parse_address
+from everhold.core.approvals import APPROVER_OWNER, APPROVER_SELF
 from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.core.callers import find_token_weakness
 from everhold.core.tool_pins import RESERVED_TOOL_NAMES
@@ -45,8 +46,8 @@ def check_consistency(it: ResolvedConfig) -> None:
             it.report_problem(
                 ("tools", name), "is built in and takes no settings", "choose another name, with provider: …"
             )
-    _check_policy(it, agents)
     _check_hooks(it, agents)
+    _check_policy(it, agents, people)
     _check_tokens(it, people, agents)
     _check_owners(it, _as_mapping(data.get("access")), ("access",), people)
     for platform, accounts in _as_mapping(data.get("platforms")).items():
@@ -176,8 +177,15 @@ def _check_server_name(it: ResolvedConfig, path: KeyPath, server: str, seen: Ite
             )
 
 
-def _check_policy(it: ResolvedConfig, agents: Mapping[str, Any]) -> None:
-    rules = _as_mapping(it.data.get("policy")).get("rules")
+def _check_policy(it: ResolvedConfig, agents: Mapping[str, Any], people: Mapping[str, Any]) -> None:
+    policy = _as_mapping(it.data.get("policy"))
+    approvers = _as_mapping(policy.get("approvals")).get("by")
+    for place, target in _iterate_texts(_as_mapping(policy.get("approvals")).get("to")):
+        _check_chat_address(it, ("policy", "approvals", "to", place), target, agents)
+    for place, name in enumerate(approvers if isinstance(approvers, tuple) else ()):
+        if name not in (APPROVER_OWNER, APPROVER_SELF):
+            _check_known_name(it, ("policy", "approvals", "by", place), name, people, "person", "people")
+    rules = policy.get("rules")
     for place, rule in enumerate(rules if isinstance(rules, tuple) else ()):
         _check_known_name(
             it, ("policy", "rules", place, "agent"), _as_mapping(rule).get("agent"), agents, "agent", "agents"
@@ -196,10 +204,10 @@ def _check_hooks(it: ResolvedConfig, agents: Mapping[str, Any]) -> None:
                 "create one with `openssl rand -hex 32`, and give it to the sender",
             )
         if isinstance(to, str):
-            _check_hook_address(it, (*path, "to"), to, agents)
+            _check_chat_address(it, (*path, "to"), to, agents)
 
 
-def _check_hook_address(it: ResolvedConfig, path: KeyPath, to: str, agents: Mapping[str, Any]) -> None:
+def _check_chat_address(it: ResolvedConfig, path: KeyPath, to: str, agents: Mapping[str, Any]) -> None:
     try:
         address = parse_address(to)
     except InvalidRequest as error:
@@ -212,7 +220,7 @@ def _check_hook_address(it: ResolvedConfig, path: KeyPath, to: str, agents: Mapp
         it.report_problem(
             path,
             f"there is no account {address.platform}/{account}",
-            "use the address of a chat of one of `platforms`, or remove `to`: the hook then has its own conversation",
+            "use the address of a chat of one of `platforms`, or remove it",
         )
 
 

@@ -617,6 +617,8 @@ class PolicyRuleSettings(ConfigSection):
     """The agent; all agents if not given."""
     when: PolicyConditions = PolicyConditions()
     """Conditions on the arguments."""
+    remember: bool = True
+    """Of a rule with `do: ask`: whether a person may answer `always`. With `false` every call is asked about."""
 
     @model_validator(mode="after")
     def _check_command(self) -> PolicyRuleSettings:
@@ -625,7 +627,22 @@ class PolicyRuleSettings(ConfigSection):
         return self
 
 
+class ApprovalSettings(ConfigSection):
+    by: tuple[Text, ...] = Field(default=("owner",), min_length=1)
+    """Who may answer a request: `owner` (of the chat that asks), `self` (whoever asked), or names from `people`. The
+    operators of this gateway always may."""
+    to: tuple[Text, ...] = ()
+    """Addresses of chats where a request is shown too, unless an owner asks by themselves. Name chats of owners: the
+    whole call is shown there."""
+    expire_hours: float = Field(default=72.0, gt=0, le=24 * 90)
+    """After so many hours without an answer a request expires, and its call does not run."""
+    most_pending: int = Field(default=10, ge=1, le=100)
+    """How many requests of one conversation may wait at once. Further calls are refused."""
+
+
 class PolicySettings(ConfigSection):
+    approvals: ApprovalSettings = ApprovalSettings()
+    """How a person is asked about a call that needs permission."""
     rules: tuple[PolicyRuleSettings, ...] = ()
     """Rules about tool calls. Those that fit a call replace the default. All of them count: `deny` is stronger than
     `ask`, and `ask` is stronger than `allow`. Their order means nothing."""

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from everhold.core.approval_audit import ApprovalAudit
 from everhold.core.consumers import DELEGATE, parse_consumer
 from everhold.core.entries import (
     RELEASING_OUTCOMES,
@@ -42,6 +43,7 @@ PROMISES: Final = {
     "P6": "temporary work leaves no trace",
     "P7": "change without restart",
     "P8": "auditable",
+    "P9": "an agent acts only with permission, and never twice",
 }
 
 
@@ -75,6 +77,8 @@ class AuditCounts(Struct, frozen=True, kw_only=True):
     """Recalled entries whose audience was compared with the people who were shown them."""
     choices: int = 0
     """Settings that were chosen in a session."""
+    approvals: int = 0
+    """Requests for permission, with what became of them."""
 
     def __add__(self, other: AuditCounts) -> AuditCounts:
         return AuditCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
@@ -147,6 +151,7 @@ class LogAudit:
         self.inherited_generation = 0
         """What erasures in the logs of a branch's ancestors add to its generation."""
         self.has_first_entry = False
+        self.approvals = ApprovalAudit(lambda text, seq: self.add_finding("P9", text, seq=seq))
 
     def add_finding(self, promise: str, text: str, *, seq: int = 0, level: str = "broken") -> None:
         self.findings.append(AuditFinding(promise=promise, session=self.session, text=text, seq=seq, level=level))
@@ -158,6 +163,7 @@ class LogAudit:
             heard=self.kinds["heard"],
             turns=sum(what == "turn" for what in self.operation_types.values()),
             compressions=self.kinds["compressed"],
+            approvals=self.kinds["approval_requested"],
         )
 
     def check_entry(self, entry: Entry) -> None:
@@ -172,6 +178,7 @@ class LogAudit:
         self._check_identity(entry)
         if entry.op is not None and entry.op != entry.seq:
             self._check_operation(entry)
+        self.approvals.check_entry(entry)
         match entry.body:
             case None:
                 self._check_erased(entry)
@@ -294,8 +301,8 @@ class LogAudit:
 
     def _check_called(self, entry: Entry, call: str) -> None:
         op = entry.op or 0
-        if op in self.partly_erased_ops:
-            return
+        if op in self.partly_erased_ops or self.operation_types.get(op) == "action":
+            return  # of an approved call, the request names the thought
         if call in self.started_calls.get(op, set()):
             self.add_finding("P2", f"the call {call!r} of operation {op} was started twice", seq=entry.seq)
         elif call not in self.open_calls.get(op, set()):
@@ -304,6 +311,8 @@ class LogAudit:
 
     def _check_returned(self, entry: Entry, call: str) -> None:
         op = entry.op or 0
+        if self.operation_types.get(op) == "action":
+            return
         if call not in self.open_calls.get(op, set()) and op not in self.partly_erased_ops:
             self.add_finding("P2", f"a result for the call {call!r}, which no thought asked for", seq=entry.seq)
         self.open_calls.get(op, set()).discard(call)

@@ -80,6 +80,12 @@ def parse_subcommand(text: str) -> ParsedSubcommand:
     return ParsedSubcommand(word=word, text=rest.strip())
 
 
+def parse_approval(text: str) -> ParsedSubcommand:
+    """Parse the id of a request, and the text after it."""
+    id, _, rest = text.strip().partition(" ")
+    return ParsedSubcommand(word=id, text=rest.strip())
+
+
 def parse_compress_arguments(text: str) -> tuple[int | None, str, bool]:
     """Parse the text after /compress: (exchanges to keep, focus, whether to show only a preview)."""
     words = text.split()
@@ -152,6 +158,9 @@ COMMAND_SPECS: Final = (
     CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]"),
     CommandSpec("halt", "Silence every agent in this chat"),
     CommandSpec("wake", "Let the agents in this chat answer again"),
+    CommandSpec("approvals", "List the calls that wait for permission", "[ID | rules | revoke RULE]"),
+    CommandSpec("approve", "Allow a call that an agent asks to run, once or always", "ID [always]", parse_approval),
+    CommandSpec("deny", "Deny a call that an agent asks to run", "ID [REASON]", parse_approval),
     CommandSpec("help", "Show this list"),
 )  # fmt: skip
 

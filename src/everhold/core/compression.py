@@ -330,7 +330,9 @@ def _list_messages(part: SessionContext) -> Iterator[VerbatimMessage]:
         for entry in exchange.heard:
             heard = entry.body
             # The text of a bot is data, so is forwarded text, and a schedule or webhook repeats what it says.
-            if not isinstance(heard, Heard) or heard.bot or heard.is_automatic or not heard.text.strip():
+            if not isinstance(heard, Heard) or heard.bot or heard.is_automatic or heard.approval:
+                continue
+            if not heard.text.strip():
                 continue
             who = describe_speaker(heard.sender, identify_speaker(entry, heard))
             why: VerbatimReason = "said" if heard.asks else "aside"

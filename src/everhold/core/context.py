@@ -341,6 +341,8 @@ def render_heard(entry: Entry, body: Heard, stubs: Collection[int]) -> ModelMess
         pieces = tuple(structs.replace(piece, text=render_stub(piece.text, entry.seq)) for piece in pieces)
     if body.delegated:
         return ModelMessage(role="user", text=text, name="everhold")
+    if body.approval is not None:
+        return ModelMessage(role="user", text=text, name="everhold", pieces=pieces)
     speaker = identify_speaker(entry, body) if needs_speaker_line(body) else ""
     return ModelMessage(
         role="user", text=text, name=body.sender, speaker=speaker, pieces=pieces, attachments=body.attachments

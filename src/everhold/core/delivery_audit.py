@@ -32,8 +32,7 @@ from everhold.core.entries import (
     TaskRequested,
     Took,
 )
-from everhold.core.exchange import REMEMBERED_OUTCOMES
-from everhold.core.provenance import has_own_words
+from everhold.core.exchange import REMEMBERED_OUTCOMES, is_remembered
 
 UNSETTLED_TEXT: Final = "no receipt, dead letter or reason for"
 NOTE_ITEM: Final = 0
@@ -126,7 +125,7 @@ class DeliveryAudit:
                 self._add_reply(entry)
 
     def _add_heard(self, entry: Entry, body: Heard) -> None:
-        if not body.hook and not body.delegated and has_own_words(body.text, (), body.pieces):
+        if is_remembered(body):
             self._own_words.add(entry.seq)
         if body.origin.message and not _is_key_of(entry.dedup, body):
             self._keyless.append(entry.seq)

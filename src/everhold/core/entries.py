@@ -97,6 +97,15 @@ class ChatCommand(StoredRecord, frozen=True):
     argument: str = ""
 
 
+class ApprovalReport(StoredRecord, frozen=True):
+    """Which request a message of the gateway reports."""
+
+    request: str
+    tool: str
+    origin: str = "chat"
+    """What had started the turn that asked (`ScopeOrigin`). The turn that hears the report has the same rights."""
+
+
 class Heard(StoredRecord, frozen=True):
     """A sender wrote a message. `asks`: it wants an answer. Group chatter and acknowledgements do not ask."""
 
@@ -132,6 +141,8 @@ class Heard(StoredRecord, frozen=True):
     """
     trace: str = ""
     """The span of the sender's program, as `traceparent` named it. The trace of the turn has a link to it."""
+    approval: ApprovalReport | None = None
+    """The gateway reports what became of a request. The words are not the sender's, who is whom it was asked for."""
 
     delegated: str = ""
     """The message is the result of a sub-agent. What had started the turn that gave it the task (`ScopeOrigin`); the
@@ -147,7 +158,7 @@ class Heard(StoredRecord, frozen=True):
 class Began(StoredRecord, frozen=True):
     """An operation started and consumes the heard entries in `takes`. Its id is this entry's seq."""
 
-    type: Literal["turn", "compression", "command", "job"]
+    type: Literal["turn", "compression", "command", "job", "action"]
     takes: tuple[int, ...] = ()
     compression: int = 0
     """The compression in force for its context (an operation id, 0: none). It is pinned, so a resumed turn sees the
@@ -245,7 +256,10 @@ class Called(StoredRecord, frozen=True):
     effect: str
     key: str
     because: str = ""
-    """Why the policy let it run: `default`, or `config:N` for the Nth rule. Empty in the log of an earlier build."""
+    """Why the policy let it run: `default`, `config:N` for the Nth rule, `rule:ID` for a remembered one, or
+    `request:ID` for an approved request. Empty in the log of an earlier build."""
+    digest: str = ""
+    """Of an approved call: the digest of exactly what runs."""
 
 
 class Returned(StoredRecord, frozen=True):
@@ -259,6 +273,63 @@ class Returned(StoredRecord, frozen=True):
     """Files that the tool returned, stored by content hash."""
     attached: tuple[Attachment, ...] = ()
     """Files that are sent with the turn's reply."""
+    approval: str = ""
+    """The request that the call waits for, or of an approved call, which request it was. The text of an approved call's
+    result is in the message that reports it.
+    """
+
+
+class ApprovalRequested(StoredRecord, frozen=True):
+    """A call of a turn waits for a person's approval. What would run is the call of this id in the newest thought of
+    its operation; `digest` binds the answer to it. It contains no words of anybody.
+    """
+
+    id: str
+    call: str
+    tool: str
+    agent: str
+    effect: str
+    reach: str
+    digest: str
+    spec: str
+    """Digest of the tool's description, which is part of `digest`."""
+    because: str
+    """Why the policy asks, as in `called`."""
+    expires: float
+    approvers: tuple[str, ...]
+    """Who may answer: `owner`, `self` for whoever asked, or names of people."""
+    bound: str = ""
+    """What else the call depends on, such as the content of a script, as a digest. It is part of `digest`."""
+    remember: bool = False
+    """Whether the answer may become a rule."""
+    author: str = ""
+    """The author of the message that asked."""
+    speaker: str = ""
+    origin: ChatLocation | None = None
+    stamp: Stamp = Stamp()
+    role: PersonRole = PersonRole.MEMBER
+    place: str = ""
+    via: str = ""
+    """Role, place and origin of the turn, by which the policy judged (`PolicyScope`)."""
+    foreign: bool = False
+    """The model had read words of others."""
+    hops: int = 0
+
+
+class ApprovalDecided(StoredRecord, frozen=True):
+    """A request was answered, or ended without an answer. There is one such entry for each request."""
+
+    request: str
+    digest: str
+    outcome: Literal["allowed", "denied", "expired", "withdrawn"]
+    by: str = ""
+    """Who answered: `person:<identity>` or `operator:<name>`; empty if nobody did."""
+    ground: str = ""
+    """Why that person may answer: one of the request's `approvers`, or `operator`."""
+    origin: ChatLocation | None = None
+    """Where it was answered; None: through the API or the command line."""
+    rule: str = ""
+    """The remembered rule that the answer made."""
 
 
 class Noted(StoredRecord, frozen=True):
@@ -293,6 +364,13 @@ OUTAGE_NOTICE: Final = "outage"
 """The `about` of a notice that no model could be asked. In older logs it is `model`."""
 
 
+class NoticeChoice(StoredRecord, frozen=True):
+    """A button under a notice. Whoever presses it gives the command, with the same rights as if they typed it."""
+
+    label: str
+    command: str
+
+
 class Notified(StoredRecord, frozen=True):
     """A notice of the gateway to a person. It is delivered like a reply and is never part of the model's context."""
 
@@ -301,6 +379,8 @@ class Notified(StoredRecord, frozen=True):
     """What the notice is about. For a reply to a command this is the command."""
     to: ChatLocation | None = None
     parts: tuple[str, ...] = ()
+    choices: tuple[NoticeChoice, ...] = ()
+    """Buttons under the last part. The text names their commands, for platforms without buttons."""
 
 
 RELEASING_OUTCOMES: Final = frozenset({"released", "erased"})
@@ -476,6 +556,13 @@ class MemoryNameSet(SessionChange, frozen=True):
     """The earlier name whose session was stored anew under this one. No item goes there any more, however old."""
 
 
+class RuleRevoked(SessionChange, frozen=True):
+    """A remembered rule that an answer in this session made ends."""
+
+    rule: str
+    by: str = ""
+
+
 class SettingChosen(SessionChange, frozen=True):
     """A setting of this session, such as its model. An empty value returns to the configuration."""
 
@@ -497,6 +584,7 @@ ChangeBody: TypeAlias = (
     | TaskRequested
     | MemoryNameSet
     | SettingChosen
+    | RuleRevoked
 )
 
 
@@ -517,12 +605,22 @@ class Erased(StoredRecord, frozen=True):
 
 
 EntryBody: TypeAlias = (
-    Heard | Began | Took | Thought | Called | Returned | Noted | Said | Notified | Ended | Compressed | Changed | Erased
+    Heard
+    | Began
+    | Took
+    | Thought
+    | Called
+    | Returned
+    | Noted
+    | Said
+    | Notified
+    | Ended
+    | Compressed
+    | Changed
+    | Erased
+    | ApprovalRequested
+    | ApprovalDecided
 )
-
-
-RESERVED_KINDS: Final = frozenset({"approval_requested", "approval_decided"})
-"""Kinds that a later version introduces. Nothing else may use these names."""
 
 
 class EntryKind(StrEnum):
@@ -539,11 +637,8 @@ class EntryKind(StrEnum):
     COMPRESSED = "compressed"
     CHANGED = "changed"
     ERASED = "erased"
-
-    @classmethod
-    def _missing_(cls, value: object) -> None:
-        if value in RESERVED_KINDS:
-            raise ValueError(f"the kind {value!r} is reserved for a later version of everhold")
+    APPROVAL_REQUESTED = "approval_requested"
+    APPROVAL_DECIDED = "approval_decided"
 
 
 BODY_TYPES: Final[dict[EntryKind, type[StoredRecord]]] = {
@@ -560,9 +655,10 @@ BODY_TYPES: Final[dict[EntryKind, type[StoredRecord]]] = {
     EntryKind.COMPRESSED: Compressed,
     EntryKind.CHANGED: Changed,
     EntryKind.ERASED: Erased,
+    EntryKind.APPROVAL_REQUESTED: ApprovalRequested,
+    EntryKind.APPROVAL_DECIDED: ApprovalDecided,
 }
 _KIND_BY_BODY: Final = {body: kind for kind, body in BODY_TYPES.items()}
-assert RESERVED_KINDS.isdisjoint(EntryKind), "a reserved kind is in use"
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODERS: Final = {kind: msgspec.json.Decoder(body) for kind, body in BODY_TYPES.items()}
 

@@ -77,6 +77,14 @@ def is_memory_entry(entry: Entry) -> bool:
             return False
 
 
+def is_remembered(body: Heard) -> bool:
+    """Return whether a memory receives a message: it has words of its sender's own. Those of a webhook are the
+    configuration's, those of a result a sub-agent's, and those of a report the gateway's.
+    """
+    is_theirs = not body.hook and not body.delegated and body.approval is None
+    return is_theirs and has_own_words(body.text, (), body.pieces)
+
+
 def build_exchange(
     *,
     session: str,
@@ -94,14 +102,7 @@ def build_exchange(
     Forwarded and quoted words are not in it, because a memory would store them as the sender's own. Each utterance has
     the peer of its own entry. What is stored as a whole has the peers of the first entry.
     """
-    listened = [
-        entry
-        for entry in heard
-        if isinstance(entry.body, Heard)
-        and not entry.body.hook
-        and not entry.body.delegated
-        and has_own_words(entry.body.text, (), entry.body.pieces)
-    ]
+    listened = [entry for entry in heard if isinstance(entry.body, Heard) and is_remembered(entry.body)]
     spoken = [entry for entry in steps if isinstance(entry.body, Said)]
     if not listened and not spoken:
         return None

@@ -275,6 +275,8 @@ def split_words(entry: Entry, heard: Heard) -> tuple[list[str], list[str]]:
         return [], ["tool:delegate", *foreign]
     if heard.bot:
         return [], [f"bot:{heard.sender or entry.author}", *foreign]
+    if heard.approval is not None:
+        return [], [f"tool:{heard.approval.tool}", *foreign]
     quoted = [piece.text for piece in heard.pieces if piece.own]
     return [text for text in (heard.text, *quoted) if text.strip()], foreign
 
@@ -285,7 +287,7 @@ def find_cited_source(text: str, cited: Iterable[Entry]) -> str:
     sources: list[str] = []
     for entry in cited:
         if isinstance(entry.body, Heard):
-            if entry.body.bot or entry.body.delegated:
+            if entry.body.bot or entry.body.delegated or entry.body.approval:
                 return split_words(entry, entry.body)[1][0]
             own, foreign = split_words(entry, entry.body)
             said += own

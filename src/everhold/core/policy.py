@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from everhold.core.approvals import RULE_REASON, ApprovalTerms
 from everhold.core.entries import Entry, Heard, Returned, Thought
 from everhold.core.provenance import is_foreign
 from everhold.core.roles import ChatPlace, PersonRole
@@ -108,6 +109,8 @@ class PolicyRule(Struct, frozen=True, kw_only=True):
     agent: str = ""
     command: str = ""
     """A shell command, in which `*` stands for any characters."""
+    remember: bool = True
+    """Of a rule that asks: whether the answer may become a rule."""
 
 
 class ToolPolicy(Struct, frozen=True, kw_only=True):
@@ -116,6 +119,8 @@ class ToolPolicy(Struct, frozen=True, kw_only=True):
     rules: tuple[PolicyRule, ...] = ()
     after_foreign: PolicyOutcome = PolicyOutcome.ASK
     """What happens to a call that reaches outside after foreign words were shown, if a rule allows it."""
+    approvals: ApprovalTerms = ApprovalTerms()
+    """How a person is asked."""
 
 
 class CallJudgement(Struct, frozen=True, kw_only=True):
@@ -123,7 +128,9 @@ class CallJudgement(Struct, frozen=True, kw_only=True):
 
     outcome: PolicyOutcome
     because: str
-    """`default`, `config:N` for the Nth rule of the configuration, or `foreign`."""
+    """`default`, `config:N` for the Nth rule of the configuration, `rule:ID` for a remembered one, or `foreign`."""
+    can_remember: bool = False
+    """Of a call that asks: whether the answer may become a rule."""
 
 
 # -- the default -------------------------------------------------------------------------------------------------------
@@ -171,11 +178,12 @@ def find_column(scope: PolicyScope) -> PolicyColumn:
 # -- the decision ------------------------------------------------------------------------------------------------------
 
 
-def judge_call(call: CallSubject, scope: PolicyScope, policy: ToolPolicy) -> CallJudgement:
+def judge_call(call: CallSubject, scope: PolicyScope, policy: ToolPolicy, *, remembered: str = "") -> CallJudgement:
     """Return what happens to a call.
 
     Rules that fit replace the default table. All of them count: deny is stronger than ask, and ask is stronger than
-    allow. After foreign words no rule allows a call that reaches outside, unless the policy says so.
+    allow. `remembered` is the rule that a person's earlier answer made for exactly this call: it turns an ask into an
+    allow, and nothing else. After foreign words no rule allows a call that reaches outside, unless the policy says so.
     """
     reach = find_effective_reach(call, scope)
     fitting = [(number, rule) for number, rule in enumerate(policy.rules, start=1) if _does_rule_fit(rule, call, scope)]
@@ -184,9 +192,15 @@ def judge_call(call: CallSubject, scope: PolicyScope, policy: ToolPolicy) -> Cal
         found = CallJudgement(outcome=rule.do, because=f"config:{number}")
     else:
         found = CallJudgement(outcome=DEFAULT_TABLE[reach][find_column(scope)], because="default")
-    is_risky = reach is ToolReach.OUTSIDE and scope.is_foreign_shown
+    can_remember = all(rule.remember for _, rule in fitting)
+    is_risky = reach is ToolReach.OUTSIDE and scope.is_foreign_shown and policy.after_foreign is not PolicyOutcome.ALLOW
+    if found.outcome is PolicyOutcome.ASK and remembered and can_remember:
+        found = CallJudgement(outcome=PolicyOutcome.ALLOW, because=f"{RULE_REASON}{remembered}")
     if is_risky and _STRENGTH[policy.after_foreign] > _STRENGTH[found.outcome]:
         return CallJudgement(outcome=policy.after_foreign, because="foreign")
+    if found.outcome is PolicyOutcome.ASK:
+        # A rule would not be used where foreign words are shown, so it is not offered there.
+        return structs.replace(found, can_remember=can_remember and not is_risky)
     return found
 
 
@@ -280,12 +294,14 @@ def find_scope_place(platform: str, place: ChatPlace) -> ScopePlace:
 def find_scope_origin(heard: Iterable[Entry]) -> ScopeOrigin:
     """Return what started a turn that takes these messages: the least trusted of them decides."""
     bodies = [entry.body for entry in heard if isinstance(entry.body, Heard)]
-    delegated = {body.delegated for body in bodies}  # a result is heard with the rights of the turn that asked for it
-    if any(body.bot for body in bodies) or ScopeOrigin.AGENT in delegated:
+    # A result, and what became of a request, are heard with the rights of the turn that asked.
+    origins = {body.delegated for body in bodies}
+    origins |= {body.approval.origin for body in bodies if body.approval is not None}
+    if any(body.bot for body in bodies) or ScopeOrigin.AGENT in origins:
         return ScopeOrigin.AGENT
-    if any(body.hook for body in bodies) or ScopeOrigin.WEBHOOK in delegated:
+    if any(body.hook for body in bodies) or ScopeOrigin.WEBHOOK in origins:
         return ScopeOrigin.WEBHOOK
-    is_scheduled = any(body.scheduled for body in bodies) or ScopeOrigin.SCHEDULE in delegated
+    is_scheduled = any(body.scheduled for body in bodies) or ScopeOrigin.SCHEDULE in origins
     return ScopeOrigin.SCHEDULE if is_scheduled else ScopeOrigin.CHAT
 
 
@@ -294,7 +310,9 @@ def list_own_words(heard: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(
         entry.body.text
         for entry in heard
-        if isinstance(entry.body, Heard) and entry.body.asks and not entry.body.bot and not entry.body.is_automatic
+        if isinstance(entry.body, Heard)
+        and entry.body.asks
+        and not (entry.body.bot or entry.body.is_automatic or entry.body.approval)
     )
 
 
@@ -310,14 +328,9 @@ def has_foreign_words(
             continue
         body = entry.body
         is_theirs = body.asks and entry.author.removeprefix("person:") in speakers
-        if (
-            body.bot
-            or body.hook
-            or body.delegated
-            or body.attachments
-            or not is_theirs
-            or any(map(is_foreign, body.pieces))
-        ):
+        if body.bot or body.hook or body.delegated or body.approval or body.attachments or not is_theirs:
+            return True
+        if any(map(is_foreign, body.pieces)):
             return True
     tools: dict[str, str] = {}
     for entry in steps:
@@ -341,17 +354,10 @@ def explain_judgement(tool: str, judgement: CallJudgement, scope: PolicyScope, n
             f"{tool} was not run: the policy ({why}) denies it to a turn of a {who}. "
             "Do not try it again in this turn. Say so if it matters; an owner can change `policy.rules`."
         )
-    if judgement.because == "foreign":
-        return (
-            f"{tool} was not run: it reaches outside this conversation, and you have read text here that does "
-            "not come from the person who asks, so a person would have to approve the call. That is not possible yet. "
-            f"Tell the person what you would call and with which arguments. {owner} can set `policy.after_foreign: "
-            "allow`."
-        )
     return (
-        f"{tool} was not run: the policy asks for a person's approval, which is not possible yet. Tell the "
-        f"person what you would call and with which arguments. {owner} can allow it with the rule "
-        f"{{tool: {tool}, do: allow}} in `policy.rules` of config.yaml."
+        f"{tool} was not run: a person would have to approve it, and nobody can be asked here, because this works "
+        f"beside the conversation. Say which call it needs and with which arguments. {owner} can allow it with a rule "
+        "in `policy.rules` of config.yaml, or ask for it in the conversation."
     )
 
 

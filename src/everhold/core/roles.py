@@ -142,6 +142,8 @@ _BEGUN_HERE: Final = RoleCell(_S, scope="begun in this chat")
 _OWNER_BEGUN_HERE: Final = RoleCell(_O, scope="begun in this chat")
 _AUDIBLE: Final = RoleCell(_S, scope="what everybody in the chat may know")
 _FORGET: Final = RoleCell(_S, others=_O)
+_DECIDABLE: Final = RoleCell(_M, scope="what `policy.approvals.by` lets you answer")
+_DECIDABLE_HERE: Final = RoleCell(_S, scope="what `policy.approvals.by` lets you answer")
 _NOWHERE: Final = RoleCell(None)
 _MATERIAL: Final = RoleCell(_K, below="kept as material")
 _CHANGE: Final = RoleCell(_M, others=_O)
@@ -180,6 +182,9 @@ COMMAND_ROLES: Final[Mapping[str, RoleRow]] = MappingProxyType(
         "schedule make": _row(_M, _O, _O),
         "schedule remove": _row(_M, _O, _O),
         "usage": _row(_M, RoleCell(_S, scope="this session's"), RoleCell(_S, scope="this session's")),
+        "approvals": _row(_DECIDABLE, _DECIDABLE_HERE, _DECIDABLE_HERE),
+        "approve": _row(_DECIDABLE, _DECIDABLE_HERE, _DECIDABLE_HERE),
+        "deny": _row(_DECIDABLE, _DECIDABLE_HERE, _DECIDABLE_HERE),
         "link": _row(_M, _NOWHERE, _NOWHERE),
     }
 )

@@ -12,7 +12,9 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
+from everhold.core.approvals import AFTER_WAITING_TEXT
 from everhold.core.entries import (
+    ApprovalRequested,
     Attachment,
     Began,
     Called,
@@ -74,6 +76,10 @@ class TurnState(Struct, frozen=True, kw_only=True):
     ended: bool = False
     attached: tuple[Attachment, ...] = ()
     """Files that are sent with the reply."""
+    is_waiting: bool = False
+    """A call of the newest thought waits for a person's approval."""
+    has_requests: bool = False
+    """Some call of the turn waits for a person's approval, so the turn may end without a reply."""
 
 
 # -- events: what happened ---------------------------------------------------------------------------------------------
@@ -231,21 +237,23 @@ def advance_turn(
     refusals: Mapping[str, str] = NO_REFUSALS,
     *,
     because: str = "",
+    request: ApprovalRequested | None = None,
 ) -> tuple[TurnState, TurnAction]:
     """Return the next action after `event`. `effects` has each tool's effect; a tool that is not in it is `once`.
 
     `refusals` has the tools that this turn may not use, each with the reason that the model is told. `because` is why
-    the next call may run; it is recorded when the call starts.
+    the next call may run; it is recorded when the call starts. `request` is made instead of running the next call;
+    the model gets the text in `refusals`.
     """
     assert not turn.ended, "a turn that has ended takes no more events"
     match event:
         case TurnOpened():
             if turn.attempts > MAX_TURN_ATTEMPTS:
                 return turn, _fail_turn(turn, f"it was started {turn.attempts - 1} times and never ended")
-            return turn, _choose_next_action(turn, effects, refusals, because)
+            return turn, _choose_next_action(turn, effects, refusals, because, request)
         case BodiesRecorded(bodies):
             turn = structs.replace(_apply_bodies(turn, bodies), resumed=False)
-            return turn, _choose_next_action(turn, effects, refusals, because)
+            return turn, _choose_next_action(turn, effects, refusals, because, request)
         case ModelAnswered(thought):
             return turn, _choose_action_after_answer(turn, thought, effects, refusals, because)
         case ToolFinished(returned):
@@ -268,8 +276,15 @@ def _apply_bodies(turn: TurnState, bodies: tuple[EntryBody, ...]) -> TurnState:
                 turn = structs.replace(turn, takes=turn.takes + takes)
             case Thought(calls=calls, usage=usage):
                 turn = structs.replace(
-                    turn, rounds=turn.rounds + 1, open_calls=calls, started_calls={}, usage=turn.usage + usage
+                    turn,
+                    rounds=turn.rounds + 1,
+                    open_calls=calls,
+                    started_calls={},
+                    usage=turn.usage + usage,
+                    is_waiting=False,
                 )
+            case ApprovalRequested():
+                turn = structs.replace(turn, is_waiting=True, has_requests=True)
             case Called(call=call):
                 turn = structs.replace(turn, started_calls={**turn.started_calls, call: body})
             case Returned(call=call, attached=attached):
@@ -338,7 +353,11 @@ def _list_acting_calls(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
 
 
 def _choose_next_action(
-    turn: TurnState, effects: Mapping[str, ToolEffect], refusals: Mapping[str, str], because: str
+    turn: TurnState,
+    effects: Mapping[str, ToolEffect],
+    refusals: Mapping[str, str],
+    because: str,
+    request: ApprovalRequested | None,
 ) -> TurnAction:
     """Return the first action that is not recorded yet."""
     if not turn.open_calls:
@@ -349,6 +368,11 @@ def _choose_next_action(
     effect = effects.get(call.tool, ToolEffect.ONCE)
     called = turn.started_calls.get(call.id)
     if called is None:
+        if turn.is_waiting and (effect is not ToolEffect.PURE or call.tool in refusals):
+            return RecordBodies((Returned(call=call.id, text=AFTER_WAITING_TEXT, error=True),))
+        if request is not None:
+            waits = Returned(call=call.id, text=refusals[call.tool], approval=request.id)
+            return RecordBodies((request, waits))
         if call.tool in refusals:
             return RecordBodies((Returned(call=call.id, text=refusals[call.tool], error=True),))
         if effect is ToolEffect.PURE:
@@ -373,6 +397,8 @@ def _choose_action_after_answer(
     if not thought.calls:
         usage = turn.usage + thought.usage
         reply = thought.text if thought.text.strip() else ", ".join(file.name or "a file" for file in turn.attached)
+        if not reply and turn.has_requests:
+            return FinishTurn(ended=Ended(usage=usage), bodies=(thought,))  # the request says what it waits for
         if not reply:
             reason = "the model answered nothing"
             return FinishTurn(

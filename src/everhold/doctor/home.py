@@ -154,8 +154,8 @@ class HomeCheckup:
             if not names_tools(policy, f"{server}_"):
                 yield _make_finding(
                     "policy",
-                    f"no rule allows the tools of the server {server}, so their calls are refused until a person can "
-                    "approve them",
+                    f"no rule allows the tools of the server {server}, so an owner is asked before each of their "
+                    "calls, and nobody else gets them",
                     f'`policy: {{rules: [{{tool: "{server}_*", do: allow}}], after_foreign: allow}}` lets them run '
                     "unasked for every member, as before there was a policy",
                     level="note",

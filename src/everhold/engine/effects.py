@@ -147,8 +147,8 @@ async def run_tool(
         result = ToolResult(text=f"There is no tool {task.call.tool!r}.", error=True)
     elif (written := task.call.unparsed_arguments) is not None:
         # Many tools ignore unknown arguments and would do something that was not asked for.
-        text = f"{task.call.tool} was not run: its arguments are not a JSON object. Call it again with all arguments."
-        result = strip_surrogates_deep(ToolResult(text=f"{text} They were: {written[:MAX_ECHOED_CHARS]}", error=True))
+        text = explain_invalid_arguments(task.call.tool, written)
+        result = strip_surrogates_deep(ToolResult(text=text, error=True))
     else:
         with gates.metrics.time_call(TOOL_SECONDS, tool.spec.name) as timer:
             result = strip_surrogates_deep(await _attempt_tool(gates, tool, task, context, still_ours))
@@ -158,6 +158,14 @@ async def run_tool(
         call=task.call.id, text=result.text, error=result.error, files=files, attached=tuple(result.attached)
     )
     return ToolFinished(returned), result
+
+
+def explain_invalid_arguments(tool: str, written: str) -> str:
+    """Return what the model is told about a call whose arguments are no JSON object."""
+    return (
+        f"{tool} was not run: its arguments are not a JSON object. Call it again with all arguments. They were: "
+        f"{written[:MAX_ECHOED_CHARS]}"
+    )
 
 
 async def _attempt_tool(

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from everhold.core import forgetting
+from everhold.core.approvals import APPROVAL_NOTICE
 from everhold.core.context import VISIBLE_OUTCOMES, is_in_context
 from everhold.core.entries import (
     Began,
@@ -23,6 +24,7 @@ from everhold.core.entries import (
     Erased,
     Heard,
     Noted,
+    Notified,
     OperationsUndone,
     Returned,
     StopRequested,
@@ -225,7 +227,9 @@ def _find_copies(
     contain them.
     """
     first = min(seqs, default=0)
+    entries = tuple(entries)
     gone = set(seqs)
+    gone.update(_find_shown_calls(entries, gone))
     blobs: set[str] = set()
     for entry in entries:
         if isinstance(entry.body, Compressed) and entry.op in compressions:
@@ -240,6 +244,14 @@ def _find_copies(
         if isinstance(entry.body, Heard) and entry.body.delegated and entry.seq > first:
             gone.add(entry.seq)
     return gone, blobs
+
+
+def _find_shown_calls(entries: Sequence[Entry], gone: Collection[int]) -> set[int]:
+    """Return the notices that show the arguments of calls in `gone`."""
+    asked = {it.op for it in entries if it.kind is EntryKind.APPROVAL_REQUESTED}
+    shown = [it for it in entries if isinstance(it.body, Notified) and it.body.about == APPROVAL_NOTICE]
+    thoughts = {it.op for it in entries if it.seq in gone and it.kind is EntryKind.THOUGHT and it.op in asked}
+    return {it.seq for it in shown if it.op in thoughts}
 
 
 def is_erasable(entry: Entry) -> bool:

@@ -16,6 +16,7 @@ from everhold.core import consumers
 from everhold.core.retry import retry_delay_seconds
 from everhold.engine import backlinks
 from everhold.engine.agent_runtime import AgentRuntimes
+from everhold.engine.approvals.worker import ApprovalWorker
 from everhold.engine.budgets import BudgetLedger, SharedReservations
 from everhold.engine.commands import worker as commands_worker
 from everhold.engine.compression import worker as compression_worker
@@ -147,6 +148,7 @@ class WorkerSupervisor:
             consumers.REVIEW: self._run_jobs,
             consumers.DELEGATE: self._run_sub_agent,
             consumers.BACKLINKS: self._run_backlinks,
+            consumers.APPROVALS: self._run_approvals,
             consumers.PLATFORM: self._deliver_replies,
             consumers.MEMORY: self._deliver_to_memory,
             consumers.BACKFILL: self._deliver_history,
@@ -554,6 +556,10 @@ class WorkerSupervisor:
 
     async def _run_backlinks(self, claim: Claim, _: str) -> bool:
         await backlinks.BacklinkWorker(self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups).run()
+        return False
+
+    async def _run_approvals(self, claim: Claim, _: str) -> bool:
+        await ApprovalWorker(self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups, roles=self.roles).run()
         return False
 
     async def _deliver_replies(self, claim: Claim, place: str) -> bool:

@@ -41,21 +41,30 @@ class CallVerdict(Struct, frozen=True, kw_only=True):
     """Why it runs; recorded when it starts."""
     refusal: str = ""
     """What the model is told instead of a result; empty if the call runs."""
+    asks: bool = False
+    """A person has to approve it. Where nobody can be asked, `refusal` says so."""
+    can_remember: bool = False
+    """Whether the answer may become a rule."""
 
 
 NO_POLICY_VERDICT = CallVerdict()
 
 
-def judge_tool_call(runtime: AgentRuntime, call: ToolCall, scope: PolicyScope, owners: Collection[str]) -> CallVerdict:
-    """Return what the policy of an agent says about a call."""
+def judge_tool_call(
+    runtime: AgentRuntime, call: ToolCall, scope: PolicyScope, owners: Collection[str], *, remembered: str = ""
+) -> CallVerdict:
+    """Return what the policy of an agent says about a call. `remembered` is the rule that covers exactly this call."""
     policy = runtime.get_policy()
     if policy is None or call.tool not in runtime.tools:
         return NO_POLICY_VERDICT
-    judgement: CallJudgement = judge_call(describe_call(runtime, call), scope, policy)
+    judgement: CallJudgement = judge_call(describe_call(runtime, call), scope, policy, remembered=remembered)
     if judgement.outcome is PolicyOutcome.ALLOW:
         return CallVerdict(because=judgement.because)
     return CallVerdict(
-        because=judgement.because, refusal=explain_judgement(call.tool, judgement, scope, sorted(owners))
+        because=judgement.because,
+        refusal=explain_judgement(call.tool, judgement, scope, sorted(owners)),
+        asks=judgement.outcome is PolicyOutcome.ASK,
+        can_remember=judgement.can_remember,
     )
 
 
@@ -64,13 +73,13 @@ def describe_call(runtime: AgentRuntime, call: ToolCall) -> CallSubject:
     builtin = find_builtin_tool(call.tool)
     return CallSubject(
         tool=call.tool,
-        reach=_find_reach(runtime.tools[call.tool], call),
+        reach=find_tool_reach(runtime.tools[call.tool], call),
         command=_get_text(call, builtin.command) if builtin is not None and builtin.command else None,
         sends=_get_text(call, builtin.sends) if builtin is not None and builtin.sends else None,
     )
 
 
-def _find_reach(tool: Tool, call: ToolCall) -> ToolReach:
+def find_tool_reach(tool: Tool, call: ToolCall) -> ToolReach:
     try:
         return call_plugin(f"reach of {call.tool}", lambda: get_reach(tool, dict(call.arguments)))
     except EverholdError:  # what a tool fails to say is not trusted

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, ChatLocation, TextPiece
+from everhold.core.entries import Attachment, ChatLocation, NoticeChoice, TextPiece
 from everhold.ports.hosts import AccountClaim
 from everhold.ports.store import StateWrite
 
@@ -144,6 +144,9 @@ class OutgoingMessage(Struct, frozen=True, kw_only=True):
     file: Attachment | None = None
     """A file to send instead of a text; `PluginContext.blob` returns its contents. Raise TooLong if it is too large for
     the platform; the chat then receives a message about it."""
+    choices: tuple[NoticeChoice, ...] = ()
+    """Buttons to show under the text. A press is passed on as a message with the event `command` whose text is the
+    command, from whoever pressed it. A platform without buttons leaves them out: the text names the commands."""
 
 
 class Platform(Protocol):

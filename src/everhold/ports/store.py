@@ -48,6 +48,10 @@ class Step(StrEnum):
     DELIVERY_RETRY = "delivery.retry"
     CURSOR_SETTLE = "cursor.settle"
     BACKLINK = "backlink"
+    REQUEST = "request"
+    DECIDE = "decide"
+    ACTION_BEGIN = "action.begin"
+    ACTION_END = "action.end"
     ERASE = "erase"
     DRAFT = "draft"
     CLAIM = "claim"
@@ -283,6 +287,8 @@ class StateNamespace(StrEnum):
     API_ANSWER = "api_answer"
     BACKFILL_RATE = "backfill_rate"
     TRACE_EXPORT = "trace_export"
+    APPROVAL = "approval"
+    APPROVAL_RULE = "approval_rule"
 
 
 SHARED_NAMESPACES: Final = frozenset(

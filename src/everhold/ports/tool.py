@@ -145,6 +145,16 @@ class SupportsReach(Protocol):
     def find_reach(self, arguments: dict[str, Any]) -> ToolReach: ...
 
 
+@runtime_checkable
+class SupportsBinding(Protocol):
+    """Optional: a tool whose calls depend on more than their arguments, such as a script that a command runs. A person
+    approves a call together with it.
+    """
+
+    async def bind(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Return a text that changes when the same call would do something else. Raises what `run` would raise."""
+
+
 def get_access(tool: Tool) -> ToolAccess:
     return tool.access if isinstance(tool, SupportsAccess) else ToolAccess.ACT
 

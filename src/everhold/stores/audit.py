@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core import consumers
+from everhold.core.approval_audit import RuleHistory
+from everhold.core.approvals import ApprovalRecord, decode_approval, decode_rule
 from everhold.core.audit import (
     AuditCounts,
     AuditFinding,
@@ -57,6 +59,8 @@ class _SnapshotAuditor:
         self._audiences: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._done = 0
         self._total = 0
+        self._approvals = self._list_approvals()
+        self._rule_history = RuleHistory()
 
     def run(self, session: str | None) -> StoreAudit:
         where, values = ("", ()) if session is None else (" where id = ?", (session,))
@@ -66,6 +70,7 @@ class _SnapshotAuditor:
             self._audit_session(id, agent)
         self._list_dead_letters(session)
         if session is None:
+            self._check_rules()
             self.findings += find_duplicate_openings(self._iter_doubly_opened())
             self.findings += self.costs.compare(
                 self.reader.fetch_rows(
@@ -98,6 +103,9 @@ class _SnapshotAuditor:
                 case Thought(why=why) if why:
                     self._check_recall(entry, why, agent, epochs.get(entry.op or 0, 0))
         log.check_end()
+        self._rule_history += log.approvals.rules
+        if not log.is_cut_off:
+            log.approvals.check_records(self._approvals.pop(id, {}))
         self.contradictions += rows.finish(self.reader)
         self.findings += log.findings
         self.checked += log.count_checked()
@@ -107,6 +115,25 @@ class _SnapshotAuditor:
                 self.findings.append(AuditFinding(promise="P6", session=id, text=text))
             self.checked += self._check_deliveries(id, deliveries)
             self.findings += deliveries.findings
+
+    def _list_approvals(self) -> dict[str, dict[str, ApprovalRecord]]:
+        """Return the records of requests, by session."""
+        found: dict[str, dict[str, ApprovalRecord]] = {}
+        sql = "select key, value from state_records where namespace = ?"
+        for key, value in self.reader.fetch_rows(sql, (StateNamespace.APPROVAL.value,)):
+            record = decode_approval(value)
+            found.setdefault(record.session, {})[key] = record
+        return found
+
+    def _check_rules(self) -> None:
+        """Compare the remembered rules and their uses with the answers that made them."""
+        for text, entry in self._rule_history.find_unfounded_uses():
+            self.findings.append(AuditFinding(promise="P9", session=entry.session, text=text, seq=entry.seq))
+        sql = "select key, value from state_records where namespace = ?"
+        stored = self.reader.fetch_rows(sql, (StateNamespace.APPROVAL_RULE.value,))
+        rules = {str(key): decode_rule(value) for key, value in stored}
+        for text, session in self._rule_history.find_unfounded_rules(rules):
+            self.findings.append(AuditFinding(promise="P9", session=session, text=text))
 
     def _check_choices(self, rows: verify.SessionVerifier) -> None:
         outdated, count = rows.list_outdated_choices(self.reader)

@@ -55,6 +55,10 @@ class FileTool:
     def find_reach(self, arguments: dict[str, Any]) -> ToolReach:
         return self.reach
 
+    async def bind(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Return the workspace. With `expect` the content is bound, too."""
+        return str(await self._find_workspace(context))
+
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         try:
             folder = WorkspaceFolder(await self._find_workspace(context))

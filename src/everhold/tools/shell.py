@@ -8,7 +8,10 @@ that it started ends with the call.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +33,7 @@ from everhold.infra.child_process import (
     end_child,
     select_environment,
 )
-from everhold.infra.workspace import WorkspaceFolder, explain_os_error, split_path
+from everhold.infra.workspace import WorkspaceFolder, compute_file_digest, explain_os_error, split_path
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import ToolContext, ToolEffect, ToolFile, ToolResult
 from everhold.tools.files import FindWorkspace, get_number, get_text
@@ -44,6 +47,9 @@ MAX_OUTPUT_BYTES: Final = 5_000_000
 """A command that writes more is ended."""
 PIPE_BYTES: Final = 1 << 16
 DEADLINE_MARGIN_SECONDS: Final = 30.0
+MAX_BOUND_FILES: Final = 50
+MAX_BOUND_BYTES: Final = 20_000_000
+_WORD_BREAK: Final = re.compile(r"[;&|<>()=]+")
 SHELL_PATH: Final = "/bin/sh"
 DEFAULT_SEARCH_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
@@ -130,6 +136,15 @@ class ShellTool:
         inner = split_path(get_text(arguments, "cwd", "."))
         await asyncio.to_thread(_check_folder, workspace, "/".join(inner))
         return await self._run_command(command, workspace, inner, seconds=seconds, network=bool(network))
+
+    async def bind(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Return the workspace, and the content of the files that the command names. A file that a command opens
+        without naming it is not among them.
+        """
+        workspace = await self._find_workspace(context)
+        command, cwd = get_text(arguments, "command"), get_text(arguments, "cwd", ".")
+        files = await asyncio.to_thread(_read_named_files, workspace, command, cwd)
+        return json.dumps([str(workspace), files], sort_keys=True)
 
     async def _run_command(
         self, command: str, workspace: Path, inner: tuple[str, ...], *, seconds: int, network: bool
@@ -220,6 +235,25 @@ def _explain_status(status: int) -> str:
     if status > 128:
         return f"It was ended by signal {status - 128}."
     return f"Exit status {status}."
+
+
+def _read_named_files(workspace: Path, command: str, cwd: str) -> dict[str, str]:
+    """Return the digest of each file of the workspace that a word of the command names."""
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError:  # a quote without its end
+        words = command.split()
+    folder, found = WorkspaceFolder(workspace), dict[str, str]()
+    parts = [part for word in words for part in (word, *_WORD_BREAK.split(word))]
+    for word in dict.fromkeys(parts):
+        if len(found) == MAX_BOUND_FILES:
+            break
+        try:
+            data = folder.read_file(f"{cwd}/{word}", max_bytes=MAX_BOUND_BYTES)
+        except (EverholdError, OSError, ValueError):
+            continue  # it names no file, or one that the command cannot be approved with
+        found[word] = compute_file_digest(data)
+    return found
 
 
 def _check_folder(workspace: Path, inner: str) -> None:

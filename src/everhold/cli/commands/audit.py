@@ -1,4 +1,4 @@
-"""`everhold audit`: checks the eight promises and prints the evidence and findings. Exits 1 if one is broken."""
+"""`everhold audit`: checks the nine promises and prints the evidence and findings. Exits 1 if one is broken."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final, TypeAlias, TypeVar
 
-from everhold.core import compression, consumers
+from everhold.core import approvals, compression, consumers
 from everhold.core.commands import (
     ALONE,
     COMMANDS,
@@ -50,9 +50,18 @@ from everhold.core.memory_naming import SessionOrigin
 from everhold.core.people import PERSON_MEMBER, can_hear
 from everhold.core.pins import build_pinned, get_pin_stamp
 from everhold.core.roles import ChatPlace, PersonRole, RoleCell, explain_refusal
+from everhold.core.schedule import format_local_time
 from everhold.core.wording import describe_count
 from everhold.engine import model_waits, session_access, session_changes
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.approvals.decisions import (
+    AnsweringPerson,
+    ApprovalAnswer,
+    ApprovalService,
+    list_answerable,
+)
+from everhold.engine.approvals.records import find_request
+from everhold.engine.approvals.rules import list_known_rules, revoke_rule
 from everhold.engine.commands import memory as commands_memory
 from everhold.engine.commands.memory import ForgetRights
 from everhold.engine.commands.schedule import run_schedule_command
@@ -60,6 +69,7 @@ from everhold.engine.context_cache import list_pins, load_context_at
 from everhold.engine.gates import Gates, Wakeups
 from everhold.engine.memory import health as memory_health
 from everhold.engine.memory.peers import build_peer_registry
+from everhold.engine.roles import RoleSource
 from everhold.errors import NotFound
 from everhold.ports.store import Change, Session, SessionOpening, StateWrite, Step, Store, Wakeup
 
@@ -94,6 +104,7 @@ class CommandRequest:
     runtimes: AgentRuntimes
     wakeups: Wakeups
     today: str
+    roles: RoleSource
     action: str
     """The command with its subcommand, as the table of roles names it."""
     cell: RoleCell
@@ -642,6 +653,66 @@ async def show_identity(request: CommandRequest, _: str) -> CommandResult:
         reply=f"You are {who} at {at.platform}:{at.chat}, in session {request.session.id}. "
         f"Your role here is {request.role.label}."
     )
+
+
+# -- approvals ---------------------------------------------------------------------------------------------------------
+
+
+@handles("approvals")
+async def list_approvals(request: CommandRequest, typed: str) -> CommandResult:
+    """List the calls that the sender may allow, and those that this conversation waits for; or show one whole."""
+    service, who = _open_service(request)
+    zone = request.runtime.zone
+    word, _, rest = typed.strip().partition(" ")
+    if word == "rules":
+        rules = [it for it in await list_known_rules(service, who) if it.can_revoke]
+        shown = [
+            approvals.render_rule(it.id, it.rule, it.requested.call, until=format_local_time(it.rule.until, zone))
+            for it in rules
+        ]
+        return CommandResult(reply="\n".join(shown) or "No answer made a rule that you may revoke.")
+    if word == "revoke":
+        return CommandResult(reply=(await revoke_rule(service, rest, who)).text)
+    listed = await list_answerable(service, who, session=request.session.id)
+    if typed:
+        id = await service.find_id(typed)
+        found = await find_request(request.store, id) if id in {it.id for it in listed} else None
+        if found is None:
+            return CommandResult(reply=f"There is no open request {id or typed!r} for you. /approvals lists them.")
+        until = format_local_time(found.body.expires, zone)
+        return CommandResult(reply=approvals.render_request(found.body, found.call, until=until))
+    lines = [approvals.render_line(it.id, it.record, until=format_local_time(it.record.until, zone)) for it in listed]
+    return CommandResult(reply="\n".join(lines) or "No call waits for permission here.")
+
+
+@handles("approve")
+async def approve_call(request: CommandRequest, argument: ParsedSubcommand) -> CommandResult:
+    word = argument.text.lower()
+    if not argument.word or word not in ("", "always", "once"):
+        return CommandResult(reply=f"Name a request: {request.usage}. /approvals lists them.")
+    return await _answer_request(request, argument.word, ApprovalAnswer(allow=True, always=word == "always"))
+
+
+@handles("deny")
+async def deny_call(request: CommandRequest, argument: ParsedSubcommand) -> CommandResult:
+    if not argument.word:
+        return CommandResult(reply=f"Name a request: {request.usage}. /approvals lists them.")
+    return await _answer_request(request, argument.word, ApprovalAnswer(allow=False, note=argument.text))
+
+
+async def _answer_request(request: CommandRequest, id: str, answer: ApprovalAnswer) -> CommandResult:
+    """Answer a request in the session that asked. That commit comes first; a repeat finds it and says the same."""
+    service, who = _open_service(request)
+    return CommandResult(reply=(await service.answer(id, answer, who)).text)
+
+
+def _open_service(request: CommandRequest) -> tuple[ApprovalService, AnsweringPerson]:
+    service = ApprovalService(request.gates, runtimes=request.runtimes, wakeups=request.wakeups, roles=request.roles)
+    identity = request.entry.author.removeprefix(PERSON_MEMBER)
+    who = AnsweringPerson(
+        by=request.entry.author, origin=request.heard.origin, is_operator=request.runtime.is_operator(identity)
+    )
+    return service, who
 
 
 @handles("link")

@@ -113,6 +113,7 @@ class CommandWorker:
             runtimes=self.runtimes,
             wakeups=self.wakeups,
             today=self.get_today(),
+            roles=self.roles,
             action=name_action(command),
             cell=cell,
             place=place,

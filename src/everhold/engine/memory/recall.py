@@ -337,6 +337,8 @@ def find_foreign_origin(entry: Entry) -> str:
     match entry.body:
         case Heard(bot=True, sender=sender):
             return f"bot:{sender or entry.author}"
+        case Heard(approval=approval) if approval is not None:
+            return f"tool:{approval.tool}"
         case Heard(text=text, pieces=pieces) if pieces and not has_own_words(text, (), pieces):
             return build_piece_origin(pieces[0])
         case Noted(origin=origin):

@@ -181,6 +181,7 @@ class PlatformDestination:
             hops=hops,
             notice=isinstance(entry.body, Notified),
             file=file,
+            choices=entry.body.choices if isinstance(entry.body, Notified) and part == len(parts) - 1 else (),
         )
         # Until its last part is sent, the cursor stays before the entry.
         upto = entry.seq if last else entry.seq - 1

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
+from everhold.core.approvals import request_key
 from everhold.core.budget import list_turn_budgets
 from everhold.core.builtin_tools import DELEGATE_TOOL, STATE_WRITING_TOOLS
 from everhold.core.context import (
@@ -63,6 +64,7 @@ from everhold.core.turn import (
     AskModel,
     BodiesRecorded,
     FinishTurn,
+    ModelAnswered,
     ModelUnreachable,
     RecordBodies,
     RequestTooLong,
@@ -84,6 +86,7 @@ from everhold.core.turn import (
 from everhold.core.wording import describe_duration
 from everhold.engine import effects as engine_effects, model_waits
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.approvals.requests import ApprovalPlan, plan_request
 from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
 from everhold.engine.compression.worker import CompressionOutcome, CompressionPreparer, SessionCompressor
 from everhold.engine.context_cache import (
@@ -144,6 +147,7 @@ _STEP_BY_KIND: Final = {
     EntryKind.CALLED: Step.CALL,
     EntryKind.RETURNED: Step.RETURN,
     EntryKind.TOOK: Step.TAKE,
+    EntryKind.APPROVAL_REQUESTED: Step.REQUEST,
 }
 
 
@@ -404,8 +408,10 @@ class TurnExecution:
             if not is_final_answer(event):
                 self.rights = await compute_turn_rights(self.context.roles, self.heard.values())
                 self.refusals = {**self._list_refusals(), **await self._find_spent_tools(event)}
-            refusals, because = self._judge_next_call(event)
-            self.state, task = advance_turn(self.state, event, effects, refusals, because=because)
+            refusals, because, plan = await self._judge_next_call(event)
+            self.state, task = advance_turn(
+                self.state, event, effects, refusals, because=because, request=plan.request if plan else None
+            )
             match task:
                 case AskModel():
                     if (ending := self._check_rights()) is not None:
@@ -416,6 +422,8 @@ class TurnExecution:
                         return await self._finish_turn(ending)
                     else:
                         event = await self._ask_model()
+                case RecordBodies(bodies) if plan is not None and plan.request in bodies:
+                    event = await self._commit_request(bodies, plan)
                 case RecordBodies(bodies):
                     event = await self._commit_bodies(bodies)
                 case RunTool():
@@ -453,18 +461,31 @@ class TurnExecution:
             found |= list_spent_tools([it for it in entries if it.op == turn.op], self.heard, tools)
         return found
 
-    def _judge_next_call(self, event: TurnEvent) -> tuple[dict[str, str], str]:
-        """Return the refusals with that of the policy for the call that comes next, and why that call may run. The
-        policy looks at the arguments, so the tool stays on offer.
+    async def _judge_next_call(self, event: TurnEvent) -> tuple[dict[str, str], str, ApprovalPlan | None]:
+        """Return the refusals with that of the policy for the call that comes next, why that call may run, and the
+        request for it if a person has to approve it. The policy looks at the arguments, so the tool stays on offer.
         """
         call = find_next_call(self.state, event)
         if call is None or call.tool in self.refusals:
-            return self.refusals, ""
-        verdict = judge_tool_call(self.runtime, call, self._build_scope(), self.rights.owners)
+            return self.refusals, "", None
+        scope = self._build_scope()
+        verdict = judge_tool_call(self.runtime, call, scope, self.rights.owners)
+        if verdict.asks and isinstance(event, ModelAnswered):
+            # A request needs the entry of the answer, which is recorded first.
+            return {**self.refusals, call.tool: verdict.refusal}, "", None
+        if verdict.asks:
+            rounds = sum(isinstance(step.body, Thought) for step in self.steps)
+            context = self._build_tool_context(f"{self.session.id}:{self.op}:{rounds}:{call.id}")
+            plan = await plan_request(
+                self.gates, self.runtime, call, verdict, scope, context, heard=self.heard.values()
+            )
+            if plan.rule:
+                return self.refusals, plan.rule, None
+            return {**self.refusals, call.tool: plan.text}, "", plan
         if not verdict.refusal:
-            return self.refusals, verdict.because
+            return self.refusals, verdict.because, None
         self.log.info("tool.refused", tool=call.tool, reason=verdict.because)
-        return {**self.refusals, call.tool: verdict.refusal}, ""
+        return {**self.refusals, call.tool: verdict.refusal}, "", None
 
     def _build_scope(self) -> PolicyScope:
         return build_turn_scope(
@@ -475,6 +496,41 @@ class TurnExecution:
             steps=self.steps,
             context=self.cached_context.context,
             recalled=self.recalled.record if self.recalled else None,
+        )
+
+    def _build_tool_context(self, key: str) -> ToolContext:
+        said, sources = facts.collect_turn_sources(
+            self.heard.values(), self.steps, self.recalled.record if self.recalled else None
+        )
+        return ToolContext(
+            session=self.session.id,
+            agent=self.session.agent,
+            op=self.op,
+            key=key,
+            stamp=self.stamp,
+            origin=self.origin,
+            hops=self.hops,
+            said=said,
+            sources=sources,
+            role=find_policy_role(self.runtime, self.rights.role, self.rights.speakers),
+            place=self.rights.place,
+            speakers=self.rights.speakers,
+            is_asked=find_scope_origin(self.heard.values()) is ScopeOrigin.CHAT,
+        )
+
+    async def _commit_request(self, bodies: tuple[EntryBody, ...], plan: ApprovalPlan) -> TurnEvent:
+        """Commit a request, what the model is told, and the notice that shows it. Nothing waits for the answer."""
+        assert plan.request is not None
+        assert plan.state_write is not None
+        assert plan.wakeup is not None
+        self.log.info(
+            "approval.requested", request=plan.request.id, tool=plan.request.tool, reason=plan.request.because
+        )
+        return await self._commit_bodies(
+            (*bodies, *plan.notices),
+            state_writes=(plan.state_write,),
+            wakeups=(plan.wakeup,),
+            dedup=request_key(plan.request.id),
         )
 
     def _can_act(self, tool: str) -> bool:
@@ -761,24 +817,7 @@ class TurnExecution:
 
     async def _run_tool(self, task: RunTool) -> TurnEvent:
         tool = self.runtime.tools.get(task.call.tool)
-        said, sources = facts.collect_turn_sources(
-            self.heard.values(), self.steps, self.recalled.record if self.recalled else None
-        )
-        context = ToolContext(
-            session=self.session.id,
-            agent=self.session.agent,
-            op=self.op,
-            key=task.key,
-            stamp=self.stamp,
-            origin=self.origin,
-            hops=self.hops,
-            said=said,
-            sources=sources,
-            role=find_policy_role(self.runtime, self.rights.role, self.rights.speakers),
-            place=self.rights.place,
-            speakers=self.rights.speakers,
-            is_asked=find_scope_origin(self.heard.values()) is ScopeOrigin.CHAT,
-        )
+        context = self._build_tool_context(task.key)
         result = ToolResult(text="")
 
         async def work() -> TurnEvent:
@@ -861,16 +900,21 @@ class TurnExecution:
         *,
         files: tuple[bytes, ...] = (),
         state_writes: tuple[StateWrite, ...] = (),
+        wakeups: tuple[Wakeup, ...] = (),
+        dedup: str | None = None,
     ) -> TurnEvent:
-        """Commit what happened, so that it is not done again."""
+        """Commit what happened, so that it is not done again. `dedup` is the key of the first entry."""
         step_ = _STEP_BY_KIND[get_body_kind(bodies[0])]
-        drafts = tuple(EntryDraft(body=body, author=self._get_author(body), op=self.op) for body in bodies)
-        wakeups, spends, beside = self._list_wakeups(bodies), self._build_spends(bodies), self._select_blobs(bodies)
+        drafts = tuple(
+            EntryDraft(body=body, author=self._get_author(body), op=self.op, dedup=None if number else dedup)
+            for number, body in enumerate(bodies)
+        )
+        listed, spends, beside = self._list_wakeups(bodies), self._build_spends(bodies), self._select_blobs(bodies)
         done = await self.context.commit(
             step_,
             drafts,
             op=self.op,
-            wakeups=wakeups,
+            wakeups=(*listed, *wakeups),
             spends=spends,
             beside=beside,
             files=files,

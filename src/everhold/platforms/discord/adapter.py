@@ -62,6 +62,10 @@ PERMISSIONS: Final = discord.Permissions(
 EPHEMERAL_MESSAGE_FLAG: Final = 64
 INTERACTION_REPLY_TYPE: Final = 4
 GLOBAL_RATE_LIMIT_KEY: Final = "*"
+BUTTON_ROW_TYPE: Final = 1
+BUTTON_TYPE: Final = 2
+SECONDARY_STYLE: Final = 2
+MAX_BUTTON_CHARS: Final = 100
 TEXT_OPTION: Final = {"type": 3, "name": "text", "description": "what goes with it", "required": False}
 
 
@@ -314,7 +318,7 @@ class DiscordPlatform:
         return (await fetch_file(self._account_context, file.reference, size=file.size)).data
 
     async def _accept_command(self, data: Any, accept: AcceptMessage) -> None:
-        """Accept a slash command, then confirm it. The reply is sent as a message."""
+        """Accept a slash command or the command of a button, then confirm it. The reply is sent as a message."""
         channel = await self._resolve_channel(data)
         try:
             heard = parsing.parse_command(data, channel=channel, account=self.account)
@@ -378,6 +382,8 @@ class DiscordPlatform:
 
         text, file = await self._mark_notice(out), await self._load_file(out)
         with _build_message_parameters(text, file, nonce=make_nonce(out.key), message_reference=reference) as params:
+            if out.choices and params.payload is not None:
+                params.payload["components"] = _build_buttons(out)
             sent = await self._call_api(
                 lambda rest: rest.send_message(_get_channel_id(out.to), params=params),
                 what="a file" if file else "a message",
@@ -511,6 +517,16 @@ def _has_same_file(message: Any, out: OutgoingMessage) -> bool:
     """Return whether a message carries the file, judged by its size, because Discord changes file names."""
     sizes = [it.get("size") for it in message.get("attachments") or ()]
     return sizes == ([out.file.size] if out.file is not None else [])
+
+
+def _build_buttons(out: OutgoingMessage) -> list[dict[str, Any]]:
+    """Return one row of buttons."""
+    buttons = [
+        {"type": BUTTON_TYPE, "style": SECONDARY_STYLE, "label": it.label, "custom_id": it.command}
+        for it in out.choices
+        if len(it.command) <= MAX_BUTTON_CHARS
+    ]
+    return [{"type": BUTTON_ROW_TYPE, "components": buttons}]
 
 
 def _get_channel_id(to: ChatLocation) -> str:

@@ -18,6 +18,7 @@ TEXT_MESSAGE_TYPES: Final = frozenset({0, 19, 20})
 THREAD_CHANNEL_TYPES: Final = frozenset({10, 11, 12})
 DIRECT_CHANNEL_TYPES: Final = frozenset({1, 3})
 COMMAND_INTERACTION_TYPE: Final = 2
+PRESS_INTERACTION_TYPE: Final = 3
 PRIVATE_CHANNEL_CONTEXT: Final = 2
 """The context of an interaction in a direct chat or group of other people."""
 DISCORD_EPOCH_MS: Final = 1_420_070_400_000
@@ -105,20 +106,31 @@ def parse_message(
 
 
 def parse_command(interaction: dict[str, Any], *, channel: DiscordChannel, account: str) -> IncomingMessage | None:
-    """Return a slash command, or None for another kind of interaction."""
-    if interaction.get("type") != COMMAND_INTERACTION_TYPE:
+    """Return a slash command or the command of a button, or None for another kind of interaction."""
+    text = _extract_command(interaction)
+    if not text:
         return None
     user = (interaction.get("member") or interaction)["user"]
-    given = " ".join(str(option.get("value", "")) for option in interaction["data"].get("options") or ())
     return IncomingMessage(
         origin=channel.locate(account, require_id(interaction, "id")),
-        text=f"/{require_id(interaction['data'], 'name')} {given}".strip(),
+        text=text,
         sender=require_id(user, "id"),
         name=str(user.get("global_name") or user.get("username") or ""),
         kind=channel.chat_kind,
         event="command",
         can_change_owner=True,  # the command may be used in a channel where the bot is not a member
     )
+
+
+def _extract_command(interaction: dict[str, Any]) -> str:
+    data = interaction.get("data") or {}
+    if interaction.get("type") == COMMAND_INTERACTION_TYPE:
+        given = " ".join(str(option.get("value", "")) for option in data.get("options") or ())
+        return f"/{require_id(data, 'name')} {given}".strip()
+    if interaction.get("type") == PRESS_INTERACTION_TYPE:
+        pressed = require_id(data, "custom_id")
+        return pressed if pressed.startswith("/") else ""
+    return ""
 
 
 def parse_files(message: dict[str, Any]) -> tuple[RemoteFile, ...]:

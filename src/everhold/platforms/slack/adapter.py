@@ -20,6 +20,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from everhold.core.access import NOTICE_PREFIX
 from everhold.core.entries import Attachment, ChatLocation
+from everhold.core.message_split import split_text
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
 from everhold.infra.deep_json import load_json
@@ -51,6 +52,7 @@ MAX_MESSAGE_CHARS: Final = 40_000
 LOOKUP_SECONDS: Final = 1.5
 """How long a message waits for the name of its sender, because an event must be confirmed within three seconds."""
 MAX_FILE_BYTES: Final = 1_000_000_000
+MAX_SECTION_CHARS: Final = 3_000
 CALL_SECONDS: Final = 20.0
 REQUIRED_SCOPES: Final = frozenset({"chat:write", "im:history", "im:read"})
 """Scopes without which not even a direct chat works."""
@@ -244,16 +246,18 @@ class SlackPlatform:
                     return None
                 event = envelope.payload.get("event")
                 return await self._parse_event(event, id=envelope.event_id)
-            case "slash_commands":
+            case "slash_commands" | "interactive":
                 if parsing.is_foreign_command(envelope.payload, self._me):
                     self._log.warning("event.foreign")
                     return None
+                parse = parsing.parse_press if envelope.type == "interactive" else parsing.parse_command
                 try:
-                    return check_incoming_message(parsing.parse_command(envelope.payload, account=self.account))
+                    heard = parse(envelope.payload, account=self.account)
+                    return check_incoming_message(heard) if heard is not None else None
                 except PARSE_ERRORS as error:
                     return self._build_unparsed_message(envelope.payload, id=envelope.id, error=error)
             case _:
-                return None  # buttons, and kinds that Slack may add
+                return None  # kinds that Slack may add
 
     async def _accept_message(
         self, heard: IncomingMessage | None, accept: AcceptMessage, *, at: PlatformOffset | None = None
@@ -433,6 +437,7 @@ class SlackPlatform:
             what=what,
             quiet=out.to.chat,
             **{name: value for name, value in given.items() if value},
+            **_build_blocks(text, out),
             text=text,
             unfurl_links="false",
             metadata=msgspec.json.encode(
@@ -542,3 +547,23 @@ class SlackPlatform:
             send_seconds=CALL_SECONDS,
             trust=ssl.create_default_context() if self._api_base_url.startswith("https:") else None,
         )
+
+
+def _build_blocks(text: str, out: OutgoingMessage) -> dict[str, str]:
+    """Return the blocks of a message with buttons. Slack shows them instead of the text."""
+    if not out.choices:
+        return {}
+    blocks: list[dict[str, Any]] = [
+        {"type": "section", "text": {"type": "mrkdwn", "text": part}} for part in split_text(text, MAX_SECTION_CHARS)
+    ]
+    buttons = [
+        {
+            "type": "button",
+            "action_id": f"choice-{number}",
+            "text": {"type": "plain_text", "text": it.label},
+            "value": it.command,
+        }
+        for number, it in enumerate(out.choices)
+    ]
+    blocks.append({"type": "actions", "elements": buttons})
+    return {"blocks": msgspec.json.encode(blocks).decode()}

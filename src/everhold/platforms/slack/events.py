@@ -110,7 +110,9 @@ class SlackEventsConnection(SlackSocketConnection):
         id = f"call-{next(self._count)}"
         if not body.lstrip().startswith((b"{", b"[")):
             form = dict(parse_qsl(body.decode("utf-8", "replace")))
-            return SlackEnvelope(id=id, type="slash_commands" if "command" in form else "interactive", payload=form)
+            if "command" in form:
+                return SlackEnvelope(id=id, type="slash_commands", payload=form)
+            return SlackEnvelope(id=id, type="interactive", payload=_load_object(form.get("payload", "")))
         text = body.decode("utf-8", "replace")
         try:
             payload = load_json(text)
@@ -121,3 +123,11 @@ class SlackEventsConnection(SlackSocketConnection):
             return SlackEnvelope(id=id, type="events_api", payload={"event": payload, "event_id": known})
         kind = "url_verification" if payload.get("type") == "url_verification" else "events_api"
         return SlackEnvelope(id=id, type=kind, payload=payload)
+
+
+def _load_object(text: str) -> dict[str, Any]:
+    try:
+        found = load_json(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}

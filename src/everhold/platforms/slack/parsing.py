@@ -38,10 +38,12 @@ def is_for_app(payload: dict[str, Any], me: SlackIdentity | None) -> bool:
 
 
 def is_foreign_command(payload: dict[str, Any], me: SlackIdentity | None) -> bool:
-    """Return whether a command was used in another workspace that installed the app."""
-    if me is None or not me.team or payload.get("team_id") in (None, me.team):
+    """Return whether a command or a button was used in another workspace that installed the app."""
+    team = payload.get("team_id") or find_id(payload, "team", "id") or None
+    if me is None or not me.team or team in (None, me.team):
         return False
-    return not me.organization or payload.get("enterprise_id") != me.organization
+    organization = payload.get("enterprise_id") or find_id(payload, "enterprise", "id")
+    return not me.organization or organization != me.organization
 
 
 class SlackFile(Struct, frozen=True, kw_only=True):
@@ -113,6 +115,30 @@ def parse_command(payload: dict[str, Any], *, account: str) -> IncomingMessage:
     )
 
 
+def parse_press(payload: dict[str, Any], *, account: str) -> IncomingMessage | None:
+    """Return the command of a button, or None for something else than a button with a command."""
+    actions = payload.get("actions") or ()
+    pressed = str(actions[0].get("value") or "") if payload.get("type") == "block_actions" and actions else ""
+    if not pressed.startswith("/"):
+        return None
+    channel, message = require_id(payload["channel"], "id"), payload.get("message") or {}
+    thread = message.get("thread_ts") or ""
+    return IncomingMessage(
+        origin=ChatLocation(
+            platform=NAME,
+            account=account,
+            chat=channel,
+            thread=thread if thread != message.get("ts") and is_message_ts(thread) else "",
+            message=require_id(payload, "trigger_id"),
+        ),
+        text=pressed,
+        sender=require_id(payload["user"], "id"),
+        name=str(payload["user"].get("username") or ""),
+        kind="dm" if channel.startswith("D") else "channel",
+        event="command",
+    )
+
+
 def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
     """Return the files of a message, except deleted ones."""
     if event.get("subtype") == "message_changed":
@@ -134,7 +160,8 @@ def parse_files(event: dict[str, Any]) -> tuple[SlackFile, ...]:
 def find_sender(raw: object) -> UnparsedSender | None:
     """Return who sent an event or a command that cannot be parsed, as far as it can be read."""
     sender = find_id(raw, "user") or find_id(raw, "message", "user") or find_id(raw, "user_id")
-    chat = find_id(raw, "channel") or find_id(raw, "channel_id")
+    sender = sender or find_id(raw, "user", "id")
+    chat = find_id(raw, "channel") or find_id(raw, "channel_id") or find_id(raw, "channel", "id")
     return UnparsedSender(sender=sender, chat=chat, is_direct=chat.startswith("D")) if sender else None
 
 
@@ -143,7 +170,8 @@ def locate_envelope(type: str, payload: dict[str, Any]) -> tuple[str, str]:
     what the envelope brings."""
     event = payload.get("event")
     is_message = type == "events_api" and find_id(event, "subtype") != "message_changed"
-    return find_id(event, "channel") or find_id(payload, "channel_id"), find_id(event, "ts") if is_message else ""
+    chat = find_id(event, "channel") or find_id(payload, "channel_id") or find_id(payload, "channel", "id")
+    return chat, find_id(event, "ts") if is_message else ""
 
 
 def is_message_ts(text: str) -> bool:

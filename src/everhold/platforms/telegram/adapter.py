@@ -17,7 +17,17 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from telegram import Bot, BotCommand, InputFile, Message, MessageEntity, ReplyParameters, Update
+from telegram import (
+    Bot,
+    BotCommand,
+    InlineKeyboardButton,
+    InlineKeyboardMarkup,
+    InputFile,
+    Message,
+    MessageEntity,
+    ReplyParameters,
+    Update,
+)
 from telegram.error import BadRequest, ChatMigrated, Conflict, InvalidToken, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
@@ -31,7 +41,7 @@ from everhold.platforms.files import load_outgoing_file
 from everhold.platforms.telegram import errors as telegram_errors, parsing
 from everhold.platforms.telegram.formatting import format_markdown
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, TelegramWebhookSettings
-from everhold.platforms.unparsed import PARSE_ERRORS, build_unparsed_message, check_incoming_message
+from everhold.platforms.unparsed import PARSE_ERRORS, build_unparsed_message, check_incoming_message, find_id
 from everhold.platforms.webhook import WebhookServer
 from everhold.ports.platform import (
     AcceptMessage,
@@ -50,6 +60,7 @@ MAX_PHOTO_BYTES: Final = 10_000_000
 PHOTO_MEDIA_TYPES: Final = frozenset({"image/jpeg", "image/png"})
 """Media types that Telegram shows as a photo. Other files are sent as documents."""
 MAX_COMMANDS: Final = 100
+MAX_BUTTON_BYTES: Final = 64
 MAX_FETCH_ATTEMPTS: Final = 3
 MAX_UNCONFIRMED_MIGRATIONS: Final = 1_000
 OFFSET_EXPIRY_SECONDS: Final = 5 * 86_400.0
@@ -251,8 +262,20 @@ class TelegramPlatform:
         next_offset = _compute_next_offset(raw)
         heard = await self._parse_update(raw)
         if heard is not None:
-            await accept(heard)
+            outcome = (await accept(heard)).outcome
+            if outcome != "denied" and isinstance(raw, dict) and (press := find_id(raw, parsing.PRESS_UPDATE, "id")):
+                await self._confirm_press(press)
         return next_offset
+
+    async def _confirm_press(self, press: str) -> None:
+        """End the animation of a button. Its command is stored, and is answered with a message."""
+        try:
+            await self._bot.answer_callback_query(press)
+        except TelegramError as error:
+            self._log.info(
+                "command.unconfirmed",
+                error=telegram_errors.convert_error(error, what="a press", token=self._token),
+            )
 
     async def _parse_update(self, raw: Any) -> IncomingMessage | None:
         if isinstance(raw, dict) and not parsing.is_wanted_update(raw):
@@ -386,6 +409,7 @@ class TelegramPlatform:
                 entities=entities,
                 message_thread_id=_parse_id(out.to.thread),
                 reply_parameters=_build_reply_parameters(out.to),
+                reply_markup=_build_buttons(out),
             )
 
         return await self._send_to_chat(out.to, "a message", say)
@@ -472,6 +496,16 @@ def _get_chat_id(to: ChatLocation) -> int | str:
 def _parse_id(text: str) -> int | None:
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+
+
+def _build_buttons(out: OutgoingMessage) -> InlineKeyboardMarkup | None:
+    """Return the buttons of a message. One whose command is too long for Telegram is left out."""
+    row = [
+        InlineKeyboardButton(it.label, callback_data=it.command)
+        for it in out.choices
+        if len(it.command.encode()) <= MAX_BUTTON_BYTES
+    ]
+    return InlineKeyboardMarkup([row]) if row else None
 
 
 def _build_reply_parameters(to: ChatLocation) -> ReplyParameters | None:

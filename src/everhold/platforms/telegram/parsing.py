@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from telegram import (
+    CallbackQuery,
     Chat,
     Message,
     MessageEntity,
@@ -24,8 +25,11 @@ from everhold.platforms.telegram.settings import NAME
 from everhold.platforms.unparsed import UnparsedSender, find_id
 from everhold.ports.platform import IncomingMessage, RemoteFile
 
-ALLOWED_UPDATES: Final = ("message", "edited_message", "channel_post", "edited_channel_post")
+MESSAGE_UPDATES: Final = ("message", "edited_message", "channel_post", "edited_channel_post")
 """The updates that contain messages of people."""
+PRESS_UPDATE: Final = "callback_query"
+"""Somebody pressed a button of the bot."""
+ALLOWED_UPDATES: Final = (*MESSAGE_UPDATES, PRESS_UPDATE)
 _OTHER_CONTENT_FIELDS: Final = ("location", "venue", "contact", "poll", "dice", "game")
 """Content that is neither text nor a file. The message names it, so that the agent knows of it."""
 
@@ -42,7 +46,10 @@ def get_message(update: Update) -> Message | None:
 def find_sender(raw: object) -> UnparsedSender | None:
     """Return who sent an update that cannot be parsed, as far as it can be read."""
     fields: dict[str, Any] = raw if isinstance(raw, dict) else {}
-    message: dict[str, Any] = next((fields[kind] for kind in ALLOWED_UPDATES if isinstance(fields.get(kind), dict)), {})
+    message: dict[str, Any] = next((fields[kind] for kind in MESSAGE_UPDATES if isinstance(fields.get(kind), dict)), {})
+    if not message and isinstance(press := fields.get(PRESS_UPDATE), dict):
+        shown = press.get("message")
+        message = {**(shown if isinstance(shown, dict) else {}), "from": press.get("from")}
     chat = message.get("chat")
     sender = find_id(message, "sender_chat", "id") or find_id(message, "from", "id")
     if not sender:
@@ -63,6 +70,8 @@ def parse_migration(message: Message) -> tuple[str, str] | None:
 
 def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage | None:
     """Return the message of an update, or None for a service message, such as a new member or a pinned message."""
+    if update.callback_query is not None:
+        return _parse_press(update.callback_query, account=account)
     message = get_message(update)
     if message is None:
         return None
@@ -91,6 +100,29 @@ def parse_update(update: Update, *, account: str, me: User) -> IncomingMessage |
         addressed=direct or _is_addressed_to_us(message, me),
         bot=message.sender_chat is None and message.from_user is not None and message.from_user.is_bot,
         pieces=pieces,
+    )
+
+
+def _parse_press(query: CallbackQuery, *, account: str) -> IncomingMessage | None:
+    """Return the command of a button; None if it has none, such as a button of a message sent for somebody else."""
+    shown = query.message
+    if shown is None or not (query.data or "").startswith("/"):
+        return None
+    is_topic = isinstance(shown, Message) and shown.is_topic_message and shown.message_thread_id
+    return IncomingMessage(
+        origin=ChatLocation(
+            platform=NAME,
+            account=account,
+            chat=str(shown.chat.id),
+            thread=str(shown.message_thread_id) if isinstance(shown, Message) and is_topic else "",
+            message=f"press:{query.id}",
+        ),
+        text=query.data or "",
+        sender=str(query.from_user.id),
+        name=query.from_user.full_name,
+        kind="dm" if shown.chat.type == "private" else "channel" if shown.chat.type == "channel" else "group",
+        event="command",
+        bot=query.from_user.is_bot,
     )
 
 

@@ -175,11 +175,27 @@ class DiscordServer(LoopbackSocketServer):
 
     async def use_command(self, name: str, text: str = "", *, channel: str, user: str = "1001") -> str:
         """Use a command that the bot has registered."""
+        data = {
+            "id": self._next_id(),
+            "name": name,
+            "type": 1,
+            "options": [{"name": "text", "type": 3, "value": text}] if text else [],
+        }
+        return await self._interact(2, data, channel=channel, user=user)
+
+    async def press_button(self, label: str, *, message: str, channel: str, user: str = "1001") -> str:
+        """Press a button under a bot's message."""
+        shown = self.messages[channel][message]
+        buttons = {it["label"]: it["custom_id"] for row in shown["components"] for it in row["components"]}
+        data = {"component_type": 2, "custom_id": buttons[label]}
+        return await self._interact(3, data, channel=channel, user=user, message=shown)
+
+    async def _interact(self, type: int, data: dict[str, Any], *, channel: str, user: str, **more: Any) -> str:
         id = self._next_id()
         interaction = {
             "id": id,
             "application_id": "900",
-            "type": 2,
+            "type": type,
             "token": f"interaction-{id}",
             "version": 1,
             "locale": "en-US",
@@ -187,12 +203,8 @@ class DiscordServer(LoopbackSocketServer):
             "channel": self.channels[channel],
             "entitlements": [],
             "app_permissions": "0",
-            "data": {
-                "id": self._next_id(),
-                "name": name,
-                "type": 1,
-                "options": [{"name": "text", "type": 3, "value": text}] if text else [],
-            },
+            "data": data,
+            **more,
         }
         guild = self.channels[channel].get("guild_id")
         interaction |= (
@@ -402,6 +414,7 @@ class DiscordServer(LoopbackSocketServer):
             channel, bot.make_user(), text, reply_to=str((given.get("message_reference") or {}).get("message_id") or "")
         )
         message["attachments"] = self._store_uploads(request)
+        message["components"] = given.get("components") or []
         if nonce:
             message["nonce"] = nonce
             self.nonces[bot.id, nonce] = (time.monotonic(), message["id"])

@@ -195,6 +195,24 @@ class SlackServer(LoopbackSocketServer):
         for app in self.apps:
             await self._send_envelope(app, "slash_commands", payload, attempt=0)
 
+    async def press_button(
+        self, label: str, *, message: str, channel: str, user: str = "UADA", team: str = "T1"
+    ) -> int:
+        """Press a button under an app's message; return how many apps confirmed that."""
+        shown = self.messages[channel][message]
+        buttons = [it for block in shown["blocks"] for it in block.get("elements", ())]
+        pressed = next(it for it in buttons if it["text"]["text"] == label)
+        payload = {
+            "type": "block_actions",
+            "team": {"id": team, "domain": "t"},
+            "user": {"id": user, "username": "ada", "team_id": team},
+            "channel": {"id": channel, "name": "general"},
+            "message": shown,
+            "trigger_id": f"1334.{next(self._count)}.8fbd46",
+            "actions": [{"type": "button", "action_id": pressed["action_id"], "value": pressed["value"]}],
+        }
+        return sum([await self._send_envelope(app, "interactive", payload, attempt=0) for app in self.apps])
+
     async def send_event(self, event: Any, *, type: str = "events_api") -> None:
         """Send any other event with exactly this data."""
         for app in self.apps:
@@ -292,7 +310,11 @@ class SlackServer(LoopbackSocketServer):
 
     async def _send_envelope(self, app: SlackServerApp, type: str, payload: dict[str, Any], *, attempt: int) -> bool:
         if app.signing_secret:
-            body = json.dumps(payload).encode() if type != "slash_commands" else urlencode(payload).encode()
+            body = json.dumps(payload).encode()
+            if type == "slash_commands":
+                body = urlencode(payload).encode()
+            elif type == "interactive":
+                body = urlencode({"payload": json.dumps(payload)}).encode()
             return await self.post_event(app, body, attempt=attempt) == 200
         sockets = [socket for socket in app.sockets if not socket.closed]
         if not sockets:
@@ -391,6 +413,8 @@ class SlackServer(LoopbackSocketServer):
             message["thread_ts"] = given["thread_ts"]
         if given.get("metadata"):
             message["metadata"] = json.loads(given["metadata"])
+        if given.get("blocks"):
+            message["blocks"] = _check_blocks(json.loads(given["blocks"]))
         self._add_message(channel, message)
         event = {key: value for key, value in message.items() if key != "metadata"}
         await self._send_channel_event(
@@ -540,3 +564,11 @@ def _is_within_range(message: dict[str, Any], given: dict[str, Any]) -> bool:
 
 def _make_channel_type_fields(channel: str) -> dict[str, str]:
     return {"channel_type": "im" if channel.startswith("D") else "channel"}
+
+
+def _check_blocks(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Refuse blocks that Slack refuses: more than 50, or a section of more than 3,000 characters."""
+    texts = [block["text"]["text"] for block in blocks if block["type"] == "section"]
+    if len(blocks) > 50 or any(not 0 < len(text) <= 3_000 for text in texts):
+        raise SlackServerError("invalid_blocks")
+    return blocks

@@ -87,6 +87,8 @@ class TelegramServerMessage:
     name: str = "somebody"
     origin: dict[str, Any] | None = None
     """Where it was forwarded from."""
+    buttons: dict[str, str] = field(default_factory=dict)
+    """Label -> what the bot gets if it is pressed."""
 
 
 class TelegramServer(LoopbackServer):
@@ -103,6 +105,7 @@ class TelegramServer(LoopbackServer):
         self.max_file_bytes = 50_000_000
         """The largest file that bots may send."""
         self.typing: list[int] = []
+        self.confirmed_presses: list[str] = []
         self.files: dict[str, tuple[str, bytes]] = {}
         self._messages = itertools.count(1)
         self._updates = itertools.count(1000)
@@ -162,6 +165,17 @@ class TelegramServer(LoopbackServer):
             id, chat, text, {"id": user, "is_bot": False, "first_name": "Ada"}, shown.thread, None
         )
         await self._push_to_bots("edited_message", chat, {**message, "edit_date": int(time.time())})
+
+    async def press_button(self, label: str, *, message: int, user: int = 1001, chat: int = 0) -> str:
+        """Press a button under a bot's message, and return the id of the press."""
+        shown = self._find_message(chat or user, message)
+        id = str(next(self._updates) << 40)
+        author = {"id": shown.sender_id, "is_bot": True, "first_name": "bot"}
+        raw = self._make_message(message, chat or user, shown.text, author, shown.thread, None)
+        presser = {"id": user, "is_bot": False, "first_name": "Ada"}
+        press = {"id": id, "from": presser, "message": raw, "chat_instance": "1", "data": shown.buttons[label]}
+        await self.push_update({"callback_query": press})
+        return id
 
     async def push_update(self, update: dict[str, Any]) -> int:
         """Push any other update with exactly this data, and return its id."""
@@ -267,7 +281,15 @@ class TelegramServer(LoopbackServer):
     async def _sendMessage(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         text = _check_text(given.get("text"))
         chat = self._check_writable(given)
-        return self._post_from_bot(bot, chat, text, given)
+        message = self._post_from_bot(bot, chat, text, given)
+        self.chats[chat][-1].buttons = _check_buttons(given.get("reply_markup"))
+        return message
+
+    async def _answerCallbackQuery(
+        self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest
+    ) -> Any:
+        self.confirmed_presses.append(str(given["callback_query_id"]))
+        return True
 
     async def _sendDocument(self, bot: TelegramServerBot, given: dict[str, Any], request: LoopbackRequest) -> Any:
         if _count_utf16_units(str(given.get("caption") or "")) > MAX_CAPTION_UNITS:
@@ -501,3 +523,12 @@ def _find_entities(text: str) -> list[dict[str, Any]]:
             found.append({"type": kind, "offset": offset, "length": _count_utf16_units(word)})
         offset += _count_utf16_units(word) + 1
     return found
+
+
+def _check_buttons(given: Any) -> dict[str, str]:
+    """Return the buttons of a message. Telegram refuses data of more than 64 bytes."""
+    markup = json.loads(given) if isinstance(given, str) else given or {}
+    buttons = {it["text"]: it["callback_data"] for row in markup.get("inline_keyboard", ()) for it in row}
+    if any(not 0 < len(data.encode()) <= 64 for data in buttons.values()):
+        raise TelegramServerError(400, "Bad Request: BUTTON_DATA_INVALID")
+    return buttons

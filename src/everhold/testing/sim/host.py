@@ -16,9 +16,11 @@ from everhold.api.log_tail import LogTail
 from everhold.core.entries import ChatLocation
 from everhold.core.memory_pacing import parse_write_setting
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
+from everhold.engine.approvals.decisions import ApprovalService
 from everhold.engine.gates import Wakeups
 from everhold.engine.memory.peers import build_peer_registry
 from everhold.engine.memory_client import MemoryClient
+from everhold.engine.roles import RoleSource, StampedRoles
 from everhold.engine.supervisor import WorkerSupervisor
 from everhold.errors import StoreError
 from everhold.ingress.accept import MessageAcceptor
@@ -28,6 +30,7 @@ from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.fakes import get_memory_text
 from everhold.testing.sim import people
+from everhold.testing.sim.approvals import SimAnswers, SimPolicy, SimRoles
 from everhold.testing.sim.callers import SimCaller
 from everhold.testing.sim.http import SimApi
 from everhold.testing.sim.invariants import InvariantWitness
@@ -91,6 +94,7 @@ class SimEnvironment:
         self.callers = [SimCaller(world, witness, len(chats) + number + 1) for number in range(profile.callers)]
         self.model = SimModel(world, witness)
         self.drafts = world.profile.drafts
+        self.policy = SimPolicy(world) if profile.approvals else None
         self.tools = {name: SimTool(world, name, effect, places) for name, effect in TOOL_EFFECTS.items()}
 
     def make_runtime(self) -> AgentRuntime:
@@ -117,6 +121,7 @@ class SimEnvironment:
             recall_tokens=120,
             text_limit=self._get_text_limit,
             is_pull_location=self._is_pulled,
+            get_policy=lambda: self.policy.policy if self.policy is not None else None,
         )
 
     def _is_pulled(self, place: ChatLocation) -> bool:
@@ -183,6 +188,7 @@ class SimHost:
         self._connections: list[SqliteStore] = []
         self._spare: list[SqliteStore] = []
         self.controls: dict[str, SessionAdmin] = {}
+        self.approvals: dict[str, ApprovalService] = {}
         self.forgetters: dict[str, PersonForgetter] = {}
         self.supervisors: dict[str, WorkerSupervisor] = {}
         self.apis: dict[str, SimApi] = {}
@@ -205,6 +211,9 @@ class SimHost:
         for caller in self.environment.callers:
             caller.find_api = self._find_api
             world.loop.create_task(caller.run())
+        if self.environment.policy is not None:
+            answers = SimAnswers(world, self.witness, self.environment.policy, self.chats, self._find_approvals)
+            world.loop.create_task(answers.run())
         self.witness.on_recall.append(self.operator.interfere)
         operator = world.loop.create_task(self.operator.run())
         for _ in range(2 if profile.mode == "peers" else profile.hosts):
@@ -392,6 +401,7 @@ class SimHost:
         process.on_commit = functools.partial(self._pass_hint, process, tail, wakeups)
         process.receive_hint = functools.partial(_receive_hint, tail, wakeups)
         runtimes = parts.runtimes(SimRuntimes(self.environment))
+        roles: RoleSource = StampedRoles() if self.environment.policy is None else SimRoles(self.world.seed)
         grew = tail.on_reply_text if self.environment.callers else None
         supervisor = parts.supervisor(
             gates,
@@ -400,6 +410,7 @@ class SimHost:
             poll_seconds=self.world.profile.poll,
             on_text=grew,
             has_no_rivals=False,  # a process that was replaced may still run
+            roles=roles,
         )
         accept = parts.accept(
             gates,
@@ -421,6 +432,7 @@ class SimHost:
             process.die()
             return
         self.controls[process.name] = control
+        self.approvals[process.name] = ApprovalService(gates, runtimes=runtimes, wakeups=wakeups, roles=roles)
         self.forgetters[process.name] = forgetter
         if self.environment.callers:
             budgets = supervisor.budgets
@@ -473,6 +485,10 @@ class SimHost:
     def _find_forgetter(self) -> PersonForgetter | None:
         found = [self.forgetters[one.name] for one in self.serving if one.alive and one.name in self.forgetters]
         return found[-1] if found else None
+
+    def _find_approvals(self) -> ApprovalService | None:
+        found = [self.approvals[one.name] for one in self.serving if one.alive and one.name in self.approvals]
+        return found[int(self.world.draw_between(0, len(found)))] if found else None
 
     def _find_api(self) -> SimApi | None:
         """Return the API of a process that is not dead. A stalled process accepts connections, and its callers wait."""

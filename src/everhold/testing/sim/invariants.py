@@ -164,6 +164,10 @@ class InvariantWitness:
     def list_sessions(self) -> list[str]:
         return [row[0] for row in self._connection.execute("select id from sessions order by id")]
 
+    def list_state_keys(self, namespace: str) -> list[str]:
+        found = self._connection.execute("select key from state_records where namespace = ? order by key", (namespace,))
+        return [row[0] for row in found]
+
     def check_reply(self, id: str, text: str) -> None:
         """Check that a reply is in the log when a caller receives it."""
         origins = "select e.body from entries e where e.kind = ?"

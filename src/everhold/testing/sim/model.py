@@ -26,6 +26,8 @@ from everhold.testing.sim.world import CALLER_LISTENING, SimWorld
 
 NOTICE_AUTHOR: Final = "everhold"
 MEMORY_AUTHOR: Final = "memory"
+REPORT_START: Final = "Request "
+"""How the gateway reports what became of a request. It is a message to answer like others."""
 PIECE_CHARS: Final = 25
 GARBLED_TEXT: Final = "\x00\ud83d <|im_end|>\u202e"
 """A lone surrogate and control characters."""
@@ -168,7 +170,7 @@ def _find_unanswered(messages: tuple[ModelMessage, ...]) -> tuple[list[str], int
     rounds = 0
     for message in reversed(messages):
         if (message.role == "assistant" and not message.calls) or (
-            message.role == "user" and message.name == NOTICE_AUTHOR
+            message.role == "user" and message.name == NOTICE_AUTHOR and not message.text.startswith(REPORT_START)
         ):
             break
         if message.role == "assistant":

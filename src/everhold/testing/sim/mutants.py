@@ -93,6 +93,8 @@ class SimMutant(Struct, frozen=True, kw_only=True):
     without one."""
     hosts: bool = False
     """It needs several hosts on one store."""
+    approvals: bool = False
+    """It needs calls that need permission."""
 
 
 # -- ingress -----------------------------------------------------------------------------------------------------------

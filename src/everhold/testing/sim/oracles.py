@@ -46,6 +46,7 @@ from everhold.ports.store import DeadLetter, Receipt, StateNamespace, make_state
 from everhold.ports.tool import ToolEffect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
+from everhold.testing.sim.approvals import check_approvals
 from everhold.testing.sim.callers import SimCallerRequest
 from everhold.testing.sim.host import SimEnvironment
 from everhold.testing.sim.invariants import SECRET_PATTERN, TOKEN_PATTERN, InvariantWitness
@@ -137,6 +138,8 @@ async def check_all(
         check_erasures,
     ):
         problems += oracle(facts)
+    if environment.policy is not None:
+        problems += check_approvals(logs, environment.tools, seed=world.seed, is_finished=is_finished)
     problems += memories.check_memories(
         facts.logs,
         environment.providers,
@@ -329,6 +332,11 @@ def _check_message_end(
     if ended.outcome == "done":
         tokens = TOKEN_PATTERN.findall(body.text)
         answers = [one for one in said if one.to.chat == body.origin.chat and one.text.startswith("re ")]
+        has_asked = any(
+            entry.kind is EntryKind.APPROVAL_REQUESTED for entry in steps
+        )  # the request says what it waits for
+        if not answers and has_asked:
+            return
         if len(answers) != 1 and not any(entry.kind is EntryKind.SAID and entry.body is None for entry in steps):
             yield f"message {seq} has {len(answers)} answers in operation {op}"
         elif answers and any(token not in TOKEN_PATTERN.findall(answers[0].text) for token in tokens):
@@ -355,7 +363,8 @@ def check_operation_bounds(facts: SimFacts) -> Iterator[str]:
                 running[entry.seq] = entry.body
             elif entry.op not in running:
                 yield f"{where} belongs to operation {entry.op}, which is not running"
-            yield from (f"{where} {why}" for why in _calls(entry, calls))
+            if entry.op not in running or running[entry.op].type != "action":  # the call is in the turn that asked
+                yield from (f"{where} {why}" for why in _calls(entry, calls))
             if isinstance(entry.body, Ended):
                 running.pop(entry.op, None)
         if facts.is_finished and running:

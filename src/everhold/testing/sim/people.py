@@ -87,6 +87,10 @@ class SimChat:
                 self.rng.random() * 3, self._write_command, self.rng.choice(INTERFERING_COMMANDS)
             )
 
+    def say(self, text: str, *, by_bot: bool = False) -> None:
+        """Write a text that is not of this chat's own messages."""
+        self._write_message(text, bot=by_bot and self.group)
+
     def _write_command(self, order: str = "") -> None:
         order = order or self.rng.choice(CHAT_COMMANDS)
         if order == "/title":
@@ -160,6 +164,10 @@ def make_offset(read: ChatLocation) -> PlatformOffset:
     return PlatformOffset(key=f"{read.chat}/{read.message}", value="read")
 
 
+def choose_group_role(seed: int, chat: str, sender: str) -> PersonRole:
+    return random.Random(f"{seed}/{chat}/{sender}/role").choice(GROUP_ROLES)
+
+
 class SimAdmission:
     """Admits everyone but the stranger. A group shares one session."""
 
@@ -186,4 +194,4 @@ class SimAdmission:
         """
         if incoming.kind == "dm":
             return PersonRole.MEMBER
-        return random.Random(f"{self.seed}/{incoming.origin.chat}/{incoming.sender}/role").choice(GROUP_ROLES)
+        return choose_group_role(self.seed, incoming.origin.chat, incoming.sender)

@@ -14,11 +14,18 @@ from everhold.ports.store import Step
 UNREACHED_STEPS: Final[dict[Step, str]] = {
     Step.NOTICE: "notices are committed with their cause; nothing commits one alone yet",
     Step.HOST_RECORD: "only hosts that share a store register",
+    Step.REQUEST: "only schedules with approvals have a policy",
+    Step.DECIDE: "only schedules with approvals have a policy",
+    Step.ACTION_BEGIN: "only schedules with approvals have a policy",
+    Step.ACTION_END: "only schedules with approvals have a policy",
 }
 """Steps that do not occur in the simulator, and why. Every other step gets a crash before and after its commit."""
 
 HOST_AIMS: Final = tuple(
-    (step, moment) for step in Step if step not in (Step.NOTICE, Step.REVOKE_LEASES) for moment in ("before", "after")
+    (step, moment)
+    for step in Step
+    if step is Step.HOST_RECORD or (step is not Step.REVOKE_LEASES and step not in UNREACHED_STEPS)
+    for moment in ("before", "after")
 )
 """The same for hosts that share a store."""
 
@@ -26,6 +33,13 @@ CRASH_AIMS: Final = tuple(
     (step, moment) for step in Step if step not in UNREACHED_STEPS for moment in ("before", "after")
 )
 """The target of each seed's first crash, in turn, so that every step is covered."""
+
+APPROVAL_AIMS: Final = tuple(
+    (step, moment)
+    for step in (Step.REQUEST, Step.DECIDE, Step.ACTION_BEGIN, Step.ACTION_END)
+    for moment in ("before", "after")
+)
+"""The same for schedules with approvals."""
 
 CLOCK_JUMPS_SECONDS: Final = (30.0, -30.0, 3_600.0, -3_600.0, 315_360_000.0, -315_360_000.0)
 
@@ -82,6 +96,8 @@ class SimProfile(Struct, frozen=True, kw_only=True):
     """The probability at each check that somebody pins an entry or removes a pin."""
     clock_skew: float
     """By how many seconds the clock of a process may differ from the store's."""
+    approvals: float = 0.0
+    """The probability at each check that somebody answers a request for permission; 0: the agent has no policy."""
     hosts: int = 1
     """The number of hosts that serve, in the mode of this name."""
     store_delay: float = 0.0
@@ -181,4 +197,16 @@ def draw_host_profile(seed: int) -> SimProfile:
         drain=chance.choice((0.0, 0.02, 0.05)),
         poll=chance.choice((1.0, 5.0, 20.0)),
         power=0.0,  # the database server keeps what it confirmed
+    )
+
+
+def draw_approval_profile(seed: int) -> SimProfile:
+    """Draw a profile in which calls need permission, in two of five seeds with several hosts."""
+    chance = random.Random(f"{seed}/approvals")
+    return structs.replace(
+        draw_host_profile(seed) if chance.random() < 0.4 else draw_profile(seed),
+        aim=APPROVAL_AIMS[seed % len(APPROVAL_AIMS)],
+        approvals=chance.choice((0.5, 0.9)),
+        messages=chance.choice((4, 6, 8)),
+        context_tokens=chance.choice((1_200, 100_000)),
     )

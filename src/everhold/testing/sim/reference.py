@@ -203,6 +203,9 @@ class ReferenceReading:
         entry = self.whole[seq]
         if isinstance(entry.body, Heard):
             body = entry.body
+            if body.approval is not None:
+                text = self._get_entry_text(entry)
+                return ModelMessage(role="user", text=text, name="everhold", pieces=body.pieces)
             is_named = bool(body.sender) or body.bot or body.stamp.audience[:1] != (entry.author,)
             return ModelMessage(
                 role="user",

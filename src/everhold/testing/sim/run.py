@@ -25,7 +25,7 @@ from everhold.testing.sim.host import SimEnvironment, SimHost, SimProcessParts, 
 from everhold.testing.sim.invariants import InvariantWitness
 from everhold.testing.sim.loop import LoopStuck, SimLoop
 from everhold.testing.sim.people import SimAdmission, SimChat
-from everhold.testing.sim.profile import SimProfile, draw_host_profile, draw_profile
+from everhold.testing.sim.profile import SimProfile, draw_approval_profile, draw_host_profile, draw_profile
 from everhold.testing.sim.remote_services import SimPlatform
 from everhold.testing.sim.world import SimLogger, SimRandom, SimWorld
 
@@ -65,10 +65,12 @@ def run_seed(
     parts: SimProcessParts | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
     hosts: bool = False,
+    approvals: bool = False,
 ) -> SimOutcome:
     """Run the schedule of `seed` and check the final state. `settings` replace some of its profile. `hosts`: with
-    several hosts on one store."""
-    profile = structs.replace(draw_host_profile(seed) if hosts else draw_profile(seed), **settings)
+    several hosts on one store. `approvals`: with calls that need permission."""
+    draw = draw_approval_profile if approvals else draw_host_profile if hosts else draw_profile
+    profile = structs.replace(draw(seed), **settings)
     directory = Path(tempfile.mkdtemp(prefix="everhold-sim-", dir=FAST_DIRECTORY if FAST_DIRECTORY.is_dir() else None))
     try:
         disk = directory / "everhold.db"

@@ -82,13 +82,21 @@ class SeedTally(Struct, kw_only=True):
             yield f"seed {seed}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 
 
-def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False, hosts: bool = False) -> SeedTally:
-    """Run `seeds` in this process, one after another. `hosts`: with several hosts on one store."""
+def play_seeds(
+    seeds: Iterable[int], *, bug: str = "", until_found: bool = False, hosts: bool = False, approvals: bool = False
+) -> SeedTally:
+    """Run `seeds` in this process, one after another. `hosts`: with several hosts on one store. `approvals`: with calls
+    that need permission."""
     tally = SeedTally()
     mutant = MUTANTS[bug] if bug else None
-    how: dict[str, Any] = {"hosts": hosts}
+    how: dict[str, Any] = {"hosts": hosts, "approvals": approvals}
     if mutant is not None:
-        how = {"parts": mutant.parts, "settings": mutant.settings, "hosts": mutant.hosts}
+        how = {
+            "parts": mutant.parts,
+            "settings": mutant.settings,
+            "hosts": mutant.hosts,
+            "approvals": mutant.approvals,
+        }
     started, began = time.perf_counter(), time.process_time()
     for seed in seeds:
         outcome = run_seed(seed, **how)
@@ -107,13 +115,17 @@ def play_seeds(seeds: Iterable[int], *, bug: str = "", until_found: bool = False
     return tally
 
 
-def play_seeds_in_parallel(seeds: range, *, jobs: int, hosts: bool = False) -> Iterator[SeedTally]:
+def play_seeds_in_parallel(
+    seeds: range, *, jobs: int, hosts: bool = False, approvals: bool = False
+) -> Iterator[SeedTally]:
     """Run `seeds` in several processes; yield the tally after each chunk."""
     total = SeedTally()
     started = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
-        for done in as_completed([pool.submit(play_seeds, chunk, hosts=hosts) for chunk in chunks]):
+        for done in as_completed(
+            [pool.submit(play_seeds, chunk, hosts=hosts, approvals=approvals) for chunk in chunks]
+        ):
             total.add(done.result())
             total.wall_seconds = time.perf_counter() - started
             yield total
