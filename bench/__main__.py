@@ -31,7 +31,7 @@ from bench.platform_cost import platform_cost_rows
 from bench.plugin_processes import plugin_process_rows
 from bench.postgres import postgres_rows
 from bench.recall.__main__ import main as measure_recall
-from bench.recalling import recalling_rows
+from bench.recalling import memory_growth_rows, recalling_rows
 from bench.security import security_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
@@ -47,6 +47,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "turn": turn_rows,
     "flat": flat_rows,
     "recall-cost": recalling_rows,
+    "memory-growth": memory_growth_rows,
     "context": context_rows,
     "due-cursors": due_cursor_rows,
     "peers": peer_rows,

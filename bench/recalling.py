@@ -15,10 +15,11 @@ import msgspec
 from bench.history import ENTRIES_PER_TURN, SessionHistory
 from bench.in_process import MESSAGE, InProcessGateway, open_store, temporary_directory
 from bench.recall.speed import sentences
-from bench.table import Row, at_most, interleave, median
+from bench.table import Row, at_most, interleave, median, ratio
 from everhold.core.entries import Heard
 from everhold.engine.memory_client import MemoryClient
 from everhold.memories.builtin import BuiltinMemory, MemoryIndex
+from everhold.stores.sqlite import SqliteStore
 
 LIMIT_MS = 1.0
 TURNS = 60
@@ -26,6 +27,11 @@ COMPRESSION_TURNS = 40
 WINDOW_TOKENS = 12_000
 RECALL_SECONDS = 0.8
 ENTRIES = (10, 4_500)
+FEW_ITEMS, MANY_ITEMS = 10_000, 100_000
+SESSIONS = 40
+"""How many sessions the items of a large memory are from."""
+GROWTH_LIMIT = 1.25
+"""How much more CPU a turn may take with ten times as many items."""
 
 
 class VariedHistory(SessionHistory):
@@ -88,6 +94,43 @@ def recalling_rows(rounds: int) -> list[Row]:
     return rows
 
 
+def memory_growth_rows(rounds: int) -> list[Row]:
+    with temporary_directory() as few, temporary_directory() as many:
+        asyncio.run(_fill(few, FEW_ITEMS))
+        asyncio.run(_fill(many, MANY_ITEMS))
+        found = interleave(
+            rounds,
+            {
+                "few": lambda: _talk(few, recall=True, various=True),
+                "many": lambda: _talk(many, recall=True, various=True),
+            },
+        )
+    beside = f"a memory of {FEW_ITEMS:,} items {median(found['few']):.2f} ms"
+    what = f"turn with recall, a memory of {MANY_ITEMS:,} items, CPU"
+    growth = ratio(found["many"], found["few"])
+    return [at_most(what, median(found["many"]), "ms", GROWTH_LIMIT, beside=beside, ratio=growth)]
+
+
+async def _fill(directory: Path, items: int) -> None:
+    """Write a memory of messages and replies that all differ, from several sessions of one person."""
+    store = open_store(directory, synchronous="OFF")
+    said = itertools.chain.from_iterable(map(texts, itertools.count(100)))
+    for number in range(SESSIONS):
+        chat = f"chat{number}" if number else "old"
+        history = VariedHistory(store, f"s-{chat}", chat=chat, compress_every_turns=COMPRESSION_TURNS)
+        history.texts = said
+        await history.live(items // 2 // SESSIONS)
+    await _index(directory, store)
+
+
+async def _index(directory: Path, store: SqliteStore) -> None:
+    index = MemoryIndex(directory / "index.db")
+    while await index.catch_up(store):
+        pass
+    await index.close()
+    await store.close()
+
+
 def _added(found: dict[str, list[float]]) -> float:
     """Return the median of the rounds' differences."""
     return median([recalls - without for recalls, without in zip(found["recalls"], found["without"], strict=True)])
@@ -101,11 +144,7 @@ async def _age(directory: Path, entries: int, *, various: bool) -> None:
     if isinstance(history, VariedHistory):
         history.texts = texts(7)
     await history.live(entries // ENTRIES_PER_TURN)
-    index = MemoryIndex(directory / "index.db")
-    while await index.catch_up(store):
-        pass
-    await index.close()
-    await store.close()
+    await _index(directory, store)
 
 
 def _talk(directory: Path, *, recall: bool, various: bool) -> float:

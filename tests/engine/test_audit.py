@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from everhold.core.entries import Began, Changed, Compressed, ContextReset, Ended, Entry, Heard
+from everhold.core.entries import Began, Changed, Compressed, ContextReset, Ended, Entry, Heard, Said, Thought
 from everhold.testing.fakes import FakeModel
 from everhold.testing.gateway import InProcessGateway
 
@@ -227,7 +227,46 @@ def an_undone_compression_is_put_back_by_hand(scenario: AuditScenario) -> None:
     scenario.forger.db.execute("update operations set covers = covers + 1 where type = 'compression'")
 
 
+def kept_words_are_exchanged(scenario: AuditScenario) -> None:
+    compressed = next(it for it in scenario.log() if isinstance(it.body, Compressed) and it.body.kept)
+    assert isinstance(compressed.body, Compressed)
+    first, *others = compressed.body.kept
+    kept = (structs.replace(first, text="what nobody said"), *others)
+    scenario.forger.rewrite(scenario.session, compressed.seq, structs.replace(compressed.body, kept=kept))
+
+
+def a_compression_forgets_the_one_before(scenario: AuditScenario) -> None:
+    compressed = scenario.first(Compressed, last=True)
+    assert isinstance(compressed.body, Compressed)
+    assert compressed.body.based_on
+    scenario.forger.rewrite(scenario.session, compressed.seq, structs.replace(compressed.body, based_on=0))
+
+
+def a_reply_is_for_one_person_more(scenario: AuditScenario) -> None:
+    said = scenario.first(Said)
+    assert isinstance(said.body, Said)
+    stamp = structs.replace(said.body.stamp, audience=(*said.body.stamp.audience, "person:fake:mallory"))
+    scenario.forger.rewrite(scenario.session, said.seq, structs.replace(said.body, stamp=stamp))
+
+
+def the_list_of_tools_is_deleted(scenario: AuditScenario) -> None:
+    thought = scenario.first(Thought)
+    assert isinstance(thought.body, Thought)
+    scenario.forger.db.execute("delete from blobs where digest = ?", (thought.body.tools,))
+
+
+def the_prompt_is_deleted(scenario: AuditScenario) -> None:
+    thought = scenario.first(Thought)
+    assert isinstance(thought.body, Thought)
+    scenario.forger.db.execute("delete from blobs where digest = ?", (thought.body.prompt,))
+
+
 DAMAGE: dict[Callable[[AuditScenario], None], tuple[str, str]] = {
+    kept_words_are_exchanged: ("P2", "keeps other words than message"),
+    a_compression_forgets_the_one_before: ("P2", "but says 0"),
+    a_reply_is_for_one_person_more: ("P5", "is for other people"),
+    the_list_of_tools_is_deleted: ("P8", "the list of tools of entry"),
+    the_prompt_is_deleted: ("P8", "the prompt of entry"),
     the_id_changes_under_a_compression: ("P1", "its id changed"),
     a_compression_covers_a_running_turn: ("P3", "which was running"),
     the_mark_is_taken_after_the_call: ("P2", "more than its summary was made from"),

@@ -142,6 +142,10 @@ class LogAudit:
         self.taken_seqs: dict[int, list[int]] = {}
         self.heard_asks: dict[int, bool] = {}
         """Heard seq -> whether it asks."""
+        self.heard_words: dict[int, int] = {}
+        """Heard seq -> the hash of its text. The texts themselves would fill the memory."""
+        self.heard_audiences: dict[int, int] = {}
+        """Heard seq -> the hash of its audience."""
         self.open_calls: dict[int, set[str]] = {}
         self.started_calls: dict[int, set[str]] = {}
         self.partly_erased_ops: set[int] = set()
@@ -197,6 +201,8 @@ class LogAudit:
             # Nobody may have heard all that a note cites. Then nobody is shown it.
             case Noted(stamp=stamp, cites=()) | Said(stamp=stamp) if not stamp.audience:
                 self.add_finding("P5", f"{entry.kind} without an audience", seq=entry.seq)
+            case Said():
+                self._check_said(entry, entry.body)
             case Ended():
                 self._check_ended(entry, entry.body)
             case Compressed():
@@ -252,8 +258,17 @@ class LogAudit:
 
     def _check_heard(self, entry: Entry, body: Heard) -> None:
         self.heard_asks[entry.seq] = body.asks
+        self.heard_words[entry.seq] = hash(body.text)
+        self.heard_audiences[entry.seq] = hash(body.stamp.audience)
         if not body.stamp.audience or not body.stamp.person:
             self.add_finding("P5", "a message without a person or an audience", seq=entry.seq)
+
+    def _check_said(self, entry: Entry, body: Said) -> None:
+        """Check that a turn's reply is for the people of a message that the turn took. An erased message has none."""
+        taken = self.taken_seqs.get(entry.op or 0, []) if self.operation_types.get(entry.op or 0) == "turn" else []
+        known = {self.heard_audiences.get(seq) for seq in taken}
+        if known and None not in known and hash(body.stamp.audience) not in known:
+            self.add_finding("P5", f"reply {entry.seq} is for other people than the messages it answers", seq=entry.seq)
 
     def _check_began(self, entry: Entry, body: Began) -> None:
         blocking = [op for op, began in self.running.items() if began.type == "turn" or began.blocking]
@@ -339,6 +354,7 @@ class LogAudit:
             self.add_finding(
                 "P1", f"compression {entry.op} was made from another context than the one it replaced", seq=entry.seq
             )
+        self._check_kept(entry, body)
         covered = [op for op in self.running if op <= body.covers and self.operation_types[op] == "turn"]
         if covered:
             self.add_finding("P3", f"compression {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
@@ -355,6 +371,24 @@ class LogAudit:
                 seq=entry.seq,
             )
         self.generation += 1
+
+    def _check_kept(self, entry: Entry, body: Compressed) -> None:
+        """Check what a compression was made from, and the words that stay verbatim. In a branch they may be the
+        parent's. Earlier builds kept parts of messages as rules and corrections; an imported compression does not say
+        at its beginning what it is based on."""
+        began = self.running.get(entry.op or 0)
+        if began is not None and began.compression not in (0, body.based_on):
+            self.add_finding(
+                "P2",
+                f"compression {entry.op} was based on {began.compression}, but says {body.based_on}",
+                seq=entry.seq,
+            )
+        whole = [kept for kept in body.kept if kept.why in ("said", "aside", "question") and not self.is_branch]
+        changed = [it.seq for it in whole if self.heard_words.get(it.seq, hash(it.text)) != hash(it.text)]
+        if changed:
+            self.add_finding(
+                "P2", f"compression {entry.op} keeps other words than message {changed[0]} has", seq=entry.seq
+            )
 
     def _change(self, entry: Entry, body: Changed | Erased) -> None:
         match body:

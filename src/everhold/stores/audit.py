@@ -57,6 +57,7 @@ class _SnapshotAuditor:
         self.people = PeopleHistory(verify.list_people_events(reader))
         self._cited: dict[tuple[str, int], CitedStamp | None] = {}
         self._audiences: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._present_blobs: set[str] = set()
         self._done = 0
         self._total = 0
         self._approvals = self._list_approvals()
@@ -100,8 +101,10 @@ class _SnapshotAuditor:
             match entry.body:
                 case Began(type="turn", people=epoch):
                     epochs = {entry.seq: epoch}  # only one turn runs at a time
-                case Thought(why=why) if why:
-                    self._check_recall(entry, why, agent, epochs.get(entry.op or 0, 0))
+                case Thought():
+                    self._check_request_blobs(entry, entry.body)
+                    if entry.body.why:
+                        self._check_recall(entry, entry.body.why, agent, epochs.get(entry.op or 0, 0))
         log.check_end()
         self._rule_history += log.approvals.rules
         if not log.is_cut_off:
@@ -227,19 +230,31 @@ class _SnapshotAuditor:
     def _has_key(self, key: str) -> bool:
         return self.reader.fetch_value("select 1 from entries where dedup = ?", (key,)) is not None
 
-    # -- files ------------------------------------------------------------------------------------------------------
+    # -- blobs ------------------------------------------------------------------------------------------------------
 
     def _check_files(self, entry: Entry) -> None:
-        """Check that the files of a message are there. An erasure also takes equal files of other messages."""
+        """Check that the files of a message are there."""
         files = entry.body.attachments if isinstance(entry.body, Heard | Said) else ()
         for file in files:
-            if self.reader.fetch_value("select 1 from blobs where digest = ?", (file.blob,)) is None:
-                erased = self.reader.fetch_value("select 1 from entries where kind = 'erased' limit 1") is not None
-                text = f"the file {file.name or file.blob!r} of entry {entry.seq} is missing"
-                level = "doubt" if erased else "broken"
-                self.findings.append(
-                    AuditFinding(promise="P8", session=entry.session, text=text, seq=entry.seq, level=level)
-                )
+            self._check_blob(entry, file.blob, f"the file {file.name or file.blob!r}")
+
+    def _check_request_blobs(self, entry: Entry, thought: Thought) -> None:
+        """Check that what a thought was asked with is there, so that its request can be shown."""
+        for digest, what in ((thought.prompt, "the prompt"), (thought.tools, "the list of tools")):
+            if digest and digest not in self._present_blobs and self._check_blob(entry, digest, what):
+                if len(self._present_blobs) >= MAX_CITED:
+                    self._present_blobs.clear()
+                self._present_blobs.add(digest)
+
+    def _check_blob(self, entry: Entry, digest: str, what: str) -> bool:
+        """Return whether a blob is there. An erasure also takes blobs that other entries have."""
+        if self.reader.fetch_value("select 1 from blobs where digest = ?", (digest,)) is not None:
+            return True
+        erased = self.reader.fetch_value("select 1 from entries where kind = 'erased' limit 1") is not None
+        text = f"{what} of entry {entry.seq} is missing"
+        level = "doubt" if erased else "broken"
+        self.findings.append(AuditFinding(promise="P8", session=entry.session, text=text, seq=entry.seq, level=level))
+        return False
 
     # -- recall ------------------------------------------------------------------------------------------------------
 
