@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 import httpx2
 import pytest
 
+from everhold.api.rate_limits import SlotCounter
 from everhold.core.attachments import build_attachment
 from everhold.core.entries import Heard
 from everhold.errors import InvalidRequest, NotFound, Transient
 from everhold.infra import uploads
-from everhold.infra.uploads import KEEP_SECONDS, UploadFolder
+from everhold.infra.uploads import KEEP_SECONDS, MAX_FILE_BYTES, UploadFolder
 from everhold.ports.plugin import FetchedContent
 from everhold.testing.contracts.store_scenario import SeededRandom
 from everhold.testing.model_server import ModelServer
 from tests.api.conftest import ADA, BOB, ApiGateway
+from tests.waiting import wait_until
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels" * 4
 DATA = base64.b64encode(PNG).decode()
@@ -132,6 +135,62 @@ async def test_bad_files_are_refused_by_name(client: httpx2.AsyncClient, path: s
         answer = await client.post(path, json={"model": "main", key: [{"role": role, "content": content}]})
         assert 400 <= answer.status_code < 500, (content, answer.text)
         assert words in answer.text
+
+
+async def test_a_part_that_names_two_uploads_is_no_error_of_ours(
+    gateway: ApiGateway, client: httpx2.AsyncClient
+) -> None:
+    id = (await upload(client)).json()["id"]
+    part = {"type": "input_file", "file": {"file_id": id}, "file_id": "another"}
+    asked = {"model": "main", "input": [{"role": "user", "content": [part]}]}
+    answer = await client.post("/v1/responses", json=asked)
+    assert answer.status_code == 400, answer.text
+    assert "http.failed" not in gateway.log.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data, reason",
+    [
+        ({"file_data": "data:text/plain," + "%41" * 40_000}, "base64"),
+        ({"file_data": DATA, "filename": "x" * 900_000 + "/a.png"}, ""),
+    ],
+    ids=["quoted", "name"],
+)
+async def test_a_part_that_takes_long_to_read_is_bounded(
+    gateway: ApiGateway, client: httpx2.AsyncClient, data: dict[str, str], reason: str
+) -> None:
+    asked = {"model": "main", "input": [{"role": "user", "content": [{"type": "input_file", **data}]}]}
+    answer = await client.post("/v1/responses", json=asked, headers={"x-everhold-session": "x"})
+    assert answer.status_code == (400 if reason else 200), answer.text
+    assert reason in answer.text
+
+
+async def test_the_files_of_all_requests_fit_into_the_memory(
+    gateway: ApiGateway, client: httpx2.AsyncClient, model: ModelServer
+) -> None:
+    """What a token names in many requests at once is counted before it is read, and until they end."""
+    context = gateway.running.api_context
+    context.file_bytes = SlotCounter(2 * (MAX_FILE_BYTES + 1_000))
+    fetching, fetched = asyncio.Event(), asyncio.Event()
+
+    async def fetch(url: str) -> FetchedContent:
+        fetching.set()
+        await fetched.wait()
+        return FetchedContent(data=PNG, media="image/png")
+
+    context.fetch = fetch
+    picture = {"type": "image_url", "image_url": {"url": "https://pictures.example/a.png"}}
+    asked = {"model": "main", "messages": [{"role": "user", "content": [picture]}]}
+    first = asyncio.create_task(client.post("/v1/chat/completions", json=asked, headers={"x-everhold-session": "a"}))
+    await fetching.wait()
+    second = await client.post("/v1/chat/completions", json=asked, headers={"x-everhold-session": "b"})
+    assert (second.status_code, second.json()["error"]["type"]) == (429, "quota")
+    async with gateway.client(ADA) as ada:
+        other = asyncio.create_task(ada.post("/v1/chat/completions", json=asked))
+        await wait_until(lambda: context.file_bytes.used == 2 * MAX_FILE_BYTES)
+        fetched.set()
+        assert ((await first).status_code, (await other).status_code) == (200, 200)
+    await wait_until(lambda: context.file_bytes.used == 0)
 
 
 def test_uploads_are_limited_and_end_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

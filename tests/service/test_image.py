@@ -96,9 +96,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuiltImage]:
         return done.stdout.strip()
 
     base = os.environ.get(BASE_VARIABLE) or _make_base(buildah, folder / "debian")
-    buildah(
-        "build", "--isolation", "chroot", "--format", "docker", "--build-arg", f"BASE={base}", "-t", "everhold", "."
-    )
+    chosen = ["--isolation", "chroot", "--format", "docker", "--build-arg", f"BASE={base}"]
+    if CERTIFICATES.is_dir():
+        chosen += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    buildah("build", *chosen, "--tag", "everhold", ".")
     container = buildah("from", "everhold")
     try:
         yield BuiltImage(buildah, container)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 MAX_CACHED_OWNERS: Final = 10_000
 MAX_STREAMS: Final = 256
+MAX_HELD_FILE_BYTES: Final = 400_000_000
+"""Of all requests together. A token has half of them."""
 MAX_OPERATOR_STREAMS: Final = 128
 PERSONAL_RATE: Final = RateLimit(burst=10, per_second=1 / 30)
 
@@ -138,6 +140,8 @@ class ApiContext:
     """How long a stream waits for the first text before it starts. A failure until then gets its own HTTP status."""
     streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_STREAMS))
     """Open event streams of all callers except operators."""
+    file_bytes: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_HELD_FILE_BYTES))
+    """Bytes of files that requests hold in memory."""
     operator_streams: SlotCounter = dataclasses.field(default_factory=lambda: SlotCounter(MAX_OPERATOR_STREAMS))
     personal_requests: RateLimitBuckets = dataclasses.field(init=False)
     """How often an account may have everything searched for one person."""

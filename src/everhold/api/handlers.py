@@ -33,8 +33,8 @@ OUTAGE_TEXT = "The model cannot be asked now. The operator has to act."
 async def accept_message(call: ApiCall) -> Response:
     """Commit a message. The response is sent after the commit."""
     given = call.decode_body(schemas.MessageRequest)
-    files = RequestFiles(call.context.agents.settings.quotas.files.per_message)
-    attached = tuple([await files.add_upload(call, id) for id in given.files])
+    files = RequestFiles(call)
+    attached = tuple([await files.add_upload(id) for id in given.files])
     incoming = msgspec.structs.replace(
         _make_incoming_message(call, given),
         by_operator=call.caller.operator,

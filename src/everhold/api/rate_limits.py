@@ -72,18 +72,18 @@ class SlotCounter:
         self.used = 0
         self._by_key: dict[str, int] = {}
 
-    def take(self, key: str, *, most: int) -> bool:
-        """Take a slot if the key uses fewer than `most` and not all are in use."""
+    def take(self, key: str, *, most: int, count: int = 1) -> bool:
+        """Take slots if the key then uses at most `most` and not more are in use than there are."""
         own = self._by_key.get(key, 0)
-        if own >= most or self.used >= self.total:
+        if own + count > most or self.used + count > self.total:
             return False
-        self._by_key[key] = own + 1
-        self.used += 1
+        self._by_key[key] = own + count
+        self.used += count
         return True
 
-    def release(self, key: str) -> None:
-        own = self._by_key[key] - 1
-        self.used -= 1
+    def release(self, key: str, *, count: int = 1) -> None:
+        own = self._by_key[key] - count
+        self.used -= count
         if own:
             self._by_key[key] = own
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -15,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.responses import Response
 
 from everhold.api.errors import ApiError, build_json_response
+from everhold.api.middleware import MAX_BODY_BYTES
 from everhold.api.openai_input import extract_text, is_text_part
 from everhold.api.request import ApiCall
 from everhold.core.attachments import build_attachment, sanitize_file_name
@@ -27,6 +29,8 @@ MAX_REQUEST_BYTES: Final = 28_000_000
 MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES
 MAX_ADDRESSES: Final = 10
 MAX_ADDRESS_CHARS: Final = 4_000
+MAX_QUOTED_CHARS: Final = 100_000
+"""Of a data: URL without base64, because reading it takes long."""
 _AUDIO_MEDIA: Final = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 
 
@@ -50,12 +54,14 @@ def find_upload_owner(call: ApiCall) -> str:
 
 
 class RequestFiles:
-    """The files of one request."""
+    """The files of one request. What it holds in memory is counted until the request ends."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, call: ApiCall) -> None:
         self.contents: dict[str, bytes] = {}
         """By their hash."""
-        self._most = most
+        self._call = call
+        self._most = call.context.agents.settings.quotas.files.per_message
+        self._held = 0
         self._fetched: dict[str, tuple[bytes, str]] = {}
         self._uploads: dict[str, tuple[bytes, str, str]] = {}
         self._count = 0
@@ -63,26 +69,60 @@ class RequestFiles:
     @classmethod
     async def load(cls, call: ApiCall, contents: Iterable[Any]) -> RequestFiles:
         """Fetch what message contents name by an address, and read what they name by an id."""
-        files = cls(call.context.agents.settings.quotas.files.per_message)
+        files = cls(call)
         parts = [part for content in contents if isinstance(content, list) for part in content]
+        if len(call.raw_body) > MAX_BODY_BYTES:
+            files._hold(len(call.raw_body))
         addresses = list(dict.fromkeys(url for part in parts for url in _list_addresses(part)))
         if len(addresses) > MAX_ADDRESSES:
             raise _build_bad_request(f"a request may name {MAX_ADDRESSES} files by their address", "send them inline")
         for url in addresses:
-            try:
-                found = await call.context.fetch(url)
-            except Refused as error:
-                raise _build_bad_request(error.message, error.remedy) from error
-            files._fetched[url] = found.data, found.media
+            await files._fetch(url)
         for id in dict.fromkeys(id for part in parts for id in _list_ids(part)):
-            await files.add_upload(call, id)
+            await files.add_upload(id)
+        files._count = 0  # what the messages name is counted when they are read
         return files
 
-    async def add_upload(self, call: ApiCall, id: str) -> Attachment:
+    async def add_upload(self, id: str) -> Attachment:
         """Add an uploaded file, and return its attachment."""
-        record, data = await asyncio.to_thread(call.context.uploads.read, id, owner=find_upload_owner(call))
+        call = self._call
+        with self._hold_for_now():
+            record, data = await asyncio.to_thread(call.context.uploads.read, id, owner=find_upload_owner(call))
         self._uploads[id] = data, record.name, record.media
         return self._add(data, record.name, record.media)
+
+    async def _fetch(self, url: str) -> None:
+        with self._hold_for_now():
+            try:
+                found = await self._call.context.fetch(url)
+            except Refused as error:
+                raise _build_bad_request(error.message, error.remedy) from error
+        self._add(found.data, "", found.media)
+        self._fetched[url] = found.data, found.media
+
+    def _hold(self, size: int) -> None:
+        """Count bytes until the request ends. Raises ApiError if it would be too many."""
+        slots, account = self._call.context.file_bytes, self._call.caller.account
+        if not slots.take(account, most=slots.total // 2, count=size):
+            raise _build_busy_error(is_full=slots.used + size > slots.total)
+        if not self._held:
+            self._call.on_end(self._release_all)
+        self._held += size
+
+    @contextlib.contextmanager
+    def _hold_for_now(self) -> Iterator[None]:
+        """Count the largest file while one is read whose size is not known yet."""
+        self._hold(MAX_FILE_BYTES)
+        try:
+            yield
+        finally:
+            self._call.context.file_bytes.release(self._call.caller.account, count=MAX_FILE_BYTES)
+            self._held -= MAX_FILE_BYTES
+
+    def _release_all(self) -> None:
+        held, self._held = self._held, 0
+        if held:
+            self._call.context.file_bytes.release(self._call.caller.account, count=held)
 
     def read_content(self, content: Any, where: str) -> tuple[str, tuple[Attachment, ...]]:
         """Return the text and the files of a user's message."""
@@ -111,7 +151,7 @@ class RequestFiles:
 
     def _read_file(self, file: dict[str, Any], where: str) -> Attachment:
         match file:
-            case {"file_id": str(id)}:
+            case {"file_id": str(id)} if id in self._uploads:
                 return self._add(*self._uploads[id])
             case {"file_data": str(data)}:
                 return self._add_address(data, _get_name(file), where)
@@ -127,6 +167,8 @@ class RequestFiles:
         head, comma, body = url.partition(",") if url.startswith("data:") else ("", "", url)
         media, *options = head.removeprefix("data:").split(";")
         if comma and "base64" not in options:
+            if len(body) > MAX_QUOTED_CHARS:
+                raise _build_bad_request(f"{where} holds a file that is long and not in base64", "send it in base64")
             return self._add(unquote_to_bytes(body), name, media)
         return self._add(_decode_base64(body, where), name, media)
 
@@ -137,7 +179,9 @@ class RequestFiles:
         if not data or len(data) > MAX_FILE_BYTES:
             raise _build_bad_request(f"a file has {len(data):,} bytes, and may have {MAX_FILE_BYTES:,}")
         attachment = build_attachment(data, name=name, media=media)
-        self.contents[attachment.blob] = data
+        if attachment.blob not in self.contents:
+            self._hold(len(data))
+            self.contents[attachment.blob] = data
         return attachment
 
 
@@ -159,7 +203,7 @@ def _list_ids(part: Any) -> Iterator[str]:
 
 def _get_name(file: dict[str, Any]) -> str:
     name = file.get("filename")
-    return name if isinstance(name, str) else ""
+    return name[-MAX_ADDRESS_CHARS:] if isinstance(name, str) else ""
 
 
 def _decode_base64(text: str, where: str) -> bytes:
@@ -167,6 +211,13 @@ def _decode_base64(text: str, where: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _build_bad_request(f"{where} holds a file whose data is not base64") from None
+
+
+def _build_busy_error(*, is_full: bool) -> ApiError:
+    message, headers = "too many files are in use by requests", {"retry-after": "5"}
+    if is_full:
+        return ApiError(503, "busy", message, remedy="try again", headers=headers)
+    return ApiError(429, "quota", f"{message} of this token", remedy="wait for the others", headers=headers)
 
 
 def _build_bad_request(message: str, remedy: str = "") -> ApiError:
