@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from everhold.core.attachments import build_attachment
 from everhold.core.entries import Heard
 from everhold.errors import InvalidRequest, NotFound, Transient
 from everhold.infra import uploads
+from everhold.infra.home import write_file
 from everhold.infra.uploads import KEEP_SECONDS, MAX_FILE_BYTES, UploadFolder
 from everhold.ports.plugin import FetchedContent
 from everhold.testing.contracts.store_scenario import SeededRandom
@@ -124,7 +127,7 @@ async def test_bad_files_are_refused_by_name(client: httpx2.AsyncClient, path: s
     many = [{"type": "image_url", "image_url": {"url": f"data:,{number}"}} for number in range(30)]
     for content, words in (
         ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "must be a data: or an https: URL"),
-        ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}], "no public address"),
+        ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}], "has no public address"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}], "not base64"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}], "0 bytes"),
         ([{"type": "input_file", "filename": "x"}], "without file_data"),
@@ -173,7 +176,7 @@ async def test_the_files_of_all_requests_fit_into_the_memory(
     context.file_bytes = SlotCounter(2 * (MAX_FILE_BYTES + 1_000))
     fetching, fetched = asyncio.Event(), asyncio.Event()
 
-    async def fetch(url: str) -> FetchedContent:
+    async def fetch(url: str, *, headers: Mapping[str, str] | None = None) -> FetchedContent:
         fetching.set()
         await fetched.wait()
         return FetchedContent(data=PNG, media="image/png")
@@ -197,13 +200,13 @@ def test_uploads_are_limited_and_end_after_an_hour(tmp_path: Path, monkeypatch: 
     now = 1_000.0
     folder = UploadFolder(tmp_path / "uploads", now=lambda: now, random_bytes=SeededRandom(1).bytes)
     monkeypatch.setattr(uploads, "MAX_OWNER_BYTES", 25)
-    kept = folder.save(b"x" * 10, owner="a", name="n", media="m")
-    folder.save(b"x" * 10, owner="a", name="n", media="m")
+    kept = folder.save(b"x" * 10, account="t", owner="a", name="n", media="m")
+    folder.save(b"x" * 10, account="t", owner="a", name="n", media="m")
     with pytest.raises(Transient):
-        folder.save(b"x" * 10, owner="a", name="n", media="m")
-    folder.save(b"x" * 10, owner="b", name="n", media="m")
+        folder.save(b"x" * 10, account="t", owner="a", name="n", media="m")
+    folder.save(b"x" * 10, account="t", owner="b", name="n", media="m")
     with pytest.raises(InvalidRequest):
-        folder.save(b"", owner="c", name="n", media="m")
+        folder.save(b"", account="t", owner="c", name="n", media="m")
     assert folder.read(kept.id, owner="a") == (kept, b"x" * 10)
     assert (tmp_path / "uploads" / f"{kept.id}.bin").stat().st_mode & 0o777 == 0o600
     now += KEEP_SECONDS
@@ -211,3 +214,35 @@ def test_uploads_are_limited_and_end_after_an_hour(tmp_path: Path, monkeypatch: 
         folder.read(kept.id, owner="a")
     assert folder.tidy() == []
     assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_the_users_of_a_service_together_leave_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service names its users as it likes, so each could be another one."""
+    folder = UploadFolder(tmp_path / "uploads", now=lambda: 1.0, random_bytes=SeededRandom(1).bytes)
+    monkeypatch.setattr(uploads, "MAX_ACCOUNT_FILES", 3)
+    monkeypatch.setattr(uploads, "MAX_ACCOUNT_BYTES", 40)
+    for user in "abc":
+        folder.save(b"x", account="token:s", owner=f"token:s/{user}", name="n", media="m")
+    with pytest.raises(Transient):
+        folder.save(b"x", account="token:s", owner="token:s/d", name="n", media="m")
+    folder.save(b"x" * 30, account="token:other", owner="token:other/e", name="n", media="m")
+    with pytest.raises(Transient):
+        folder.save(b"x" * 30, account="token:other", owner="token:other/f", name="n", media="m")
+
+
+def test_an_upload_that_is_being_stored_is_not_tidied_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread tidies between the two files of an upload."""
+    folder = UploadFolder(tmp_path / "uploads", now=lambda: 1.0, random_bytes=SeededRandom(1).bytes)
+    write, others = write_file, ThreadPoolExecutor(max_workers=1)
+    tidied: list[Future[Any]] = []
+
+    def write_beside_others(path: Path, data: bytes) -> None:
+        write(path, data)
+        tidied.append(others.submit(folder.tidy))
+        wait(tidied, timeout=0.05)  # it may have to wait for this upload
+
+    monkeypatch.setattr(uploads, "write_file", write_beside_others)
+    record = folder.save(PNG, account="t", owner="a", name="n", media="m")
+    assert [it.result() for it in tidied]
+    assert folder.read(record.id, owner="a") == (record, PNG)
+    others.shutdown()

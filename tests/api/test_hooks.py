@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from everhold.api.middleware import MAX_ARRIVING
 from everhold.core.entries import Heard, Stamp, ToolCall
 from everhold.core.hook_template import render_template
 from everhold.core.roles import PersonRole
@@ -22,6 +24,7 @@ from everhold.ports.platform import IncomingMessage
 from everhold.testing.fakes import FakePlatform
 from everhold.testing.model_server import ModelServer, ModelServerReply
 from tests.api.conftest import SECRETS, ApiGateway, configuration
+from tests.waiting import LIMIT_SECONDS, wait_until
 
 SECRET = "hook-secret-0123456789abcdef"
 HOOKS = """
@@ -202,3 +205,31 @@ async def test_a_delivery_that_is_nested_too_deeply_is_refused_at_every_depth(ga
             document = hooks.read_document(b'{"a":' * depth + b"1" + b"}" * depth, {})
             render_template("{a}", document)
     assert "http.failed" not in gateway.log.getvalue()
+
+
+async def test_slow_bodies_of_strangers_keep_a_service_from_nothing(gateway: ApiGateway) -> None:
+    """Whatever path they name: the oldest of them makes room."""
+    guard = gateway.web.guard
+    guard.body_seconds = gateway.web.idle_seconds = 10 * LIMIT_SECONDS
+    opened: list[asyncio.StreamReader] = []
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for number in range(MAX_ARRIVING):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(b"POST /hooks/any%d HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx" % (number % 4))
+            opened.append(reader)
+            writers.append(writer)
+        await wait_until(lambda: guard.arriving == MAX_ARRIVING)
+        assert (await deliver(gateway, "plain")).status_code == 202
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert (await opened[0].readline()).startswith(b"HTTP/1.1 408")
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+async def test_names_of_hooks_cannot_be_guessed_fast(gateway: ApiGateway) -> None:
+    async with gateway.client("") as client:
+        seen = {(await client.post(f"/hooks/guess{number}", content=b"{}")).status_code for number in range(100)}
+    assert seen == {404, 429}
+    assert (await deliver(gateway, "plain")).status_code == 202, "who has the secret is heard all the same"

@@ -104,7 +104,10 @@ def test_a_table_is_shortened_in_a_terminal_and_complete_in_a_pipe() -> None:
         ('{"level":"info","event":"x"}', {"level": "info", "event": "x"}),
         ("    Traceback (most recent call last):", {"text": "    Traceback (most recent call last):"}),
         ("{broken", {"text": "{broken"}),
+        ('{"a":' * 50_000, {"text": '{"a":' * 50_000}),
+        (f"t info x text={'[' * 50_000}", {"at": "t", "level": "info", "event": "x", "text": "[" * 50_000}),
     ],
+    ids=["text", "json", "traceback", "broken", "deep", "deep-value"],
 )  # fmt: skip
 def test_log_lines_in_text_and_json_are_parsed(line: str, found: dict[str, object]) -> None:
     assert parse_line(line) == found

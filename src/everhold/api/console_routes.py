@@ -175,11 +175,12 @@ CONSOLE_ROUTES: Final = (
         "POST /api/config/check",
         configuration.check_config,
         "Check a change of the configuration",
-        about="Nothing is written.",
+        about="Nothing is written. The answer contains the text, so it needs the same login.",
         request_type=console_schemas.ConfigDraft,
         response_bodies={200: ResponseBody("What the change would do.", console_schemas.ConfigCheckResponse)},
         refusal_statuses=(400,),
         least=CallerRole.OPERATOR,
+        fresh=True,
         is_write=False,
     ),
     ApiRoute(

@@ -10,6 +10,8 @@ from everhold.api import schemas
 from everhold.api.auth import ANONYMOUS
 from everhold.api.errors import ApiError, build_json_response, build_limited_error
 from everhold.api.request import ApiCall
+from everhold.config import Settings
+from everhold.errors import NotFound
 from everhold.ingress.hooks import UNPROVEN, UNWANTED, find_hook_address
 
 MAX_DELIVERY_BYTES: Final = 256 * 1024
@@ -21,7 +23,11 @@ async def receive_delivery(call: ApiCall) -> Response:
     settings = await call.context.load_fresh_settings()
     if len(call.raw_body) > MAX_DELIVERY_BYTES:
         raise ApiError(413, "too_large", f"a delivery may have at most {MAX_DELIVERY_BYTES:,} bytes")
-    result = await call.context.gateway.hooks.receive(call.path["name"], call.headers, call.raw_body)
+    try:
+        result = await call.context.gateway.hooks.receive(call.path["name"], call.headers, call.raw_body)
+    except NotFound:  # guessing names is limited like guessing secrets
+        _count_failure(call, settings)
+        raise
     match result.outcome:
         case "accepted":
             return build_json_response(
@@ -34,11 +40,16 @@ async def receive_delivery(call: ApiCall) -> Response:
         case _ if result.outcome == UNWANTED:
             return build_json_response({"outcome": UNWANTED, "session": "", "seq": 0})
         case _ if result.outcome == UNPROVEN:
-            if call.caller.account == ANONYMOUS.account:
-                call.context.check_failed_login(call.head, settings.http)
+            _count_failure(call, settings)
             raise ApiError(401, "unauthorized", result.reason, remedy="sign with the secret of this hook")
         case _:
             raise ApiError(403, "denied", result.reason or "the message was not accepted")
+
+
+def _count_failure(call: ApiCall, settings: Settings) -> None:
+    """Limit the rate of deliveries that prove nothing. Raises ApiError."""
+    if call.caller.account == ANONYMOUS.account:
+        call.context.check_failed_login(call.head, settings.http)
 
 
 async def list_hooks(call: ApiCall) -> Response:

@@ -37,6 +37,7 @@ from everhold.api.request import PERSON_HEADER
 from everhold.api.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION, RELEASES
 from everhold.config.settings import HttpSettings, Settings, TokenQuotas
 from everhold.errors import StoreError
+from everhold.infra.arriving_bodies import ArrivingBodies
 from everhold.infra.deadline import TaskDeadline
 from everhold.ports.log import EventLogger
 
@@ -129,7 +130,7 @@ class GuardMiddleware:
         """The number of responses by status."""
         self.operator_bodies = SlotCounter(MAX_ARRIVING)
         self.bodies = SlotCounter(MAX_ARRIVING)
-        self.public_bodies = SlotCounter(MAX_ARRIVING)
+        self.public_bodies = ArrivingBodies(MAX_ARRIVING)
         self.large_bodies = SlotCounter(MAX_LARGE)
         self.requests = SlotCounter(MAX_REQUESTS)
         self.draining = 0
@@ -169,7 +170,7 @@ class GuardMiddleware:
     @property
     def arriving(self) -> int:
         """How many requests have a body that has not arrived yet."""
-        return self.bodies.used + self.operator_bodies.used + self.public_bodies.used
+        return self.bodies.used + self.operator_bodies.used + len(self.public_bodies)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -208,13 +209,12 @@ class GuardMiddleware:
             slots.release(caller.account)
 
     async def _read_public_body(self, head: RequestHead, receive: Receive, most_bytes: int) -> bytes:
-        """Read a body whose sender is proven by the body itself, such as a webhook. They have their own slots."""
-        if not self.public_bodies.take(head.path, most=MAX_ARRIVING // 2):
-            raise _build_busy_error(self.public_bodies, "too many requests are arriving")
+        """Read a body whose sender is proven by the body itself, such as a webhook."""
         try:
-            return await self._read_body(head, receive, most_bytes)
-        finally:
-            self.public_bodies.release(head.path)
+            async with self.public_bodies.read(self.body_seconds):
+                return await self._read_body(head, receive, most_bytes)
+        except TimeoutError:
+            raise _build_too_slow_error(self.body_seconds) from None
 
     async def _read_large_body(self, caller: ApiCaller, head: RequestHead, receive: Receive, declared: int) -> bytes:
         """Read a body with files. Few arrive at once, because each of them is in memory as a whole."""
@@ -330,7 +330,7 @@ class GuardMiddleware:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            raise ApiError(408, "too_slow", f"the request was not complete within {seconds:g} s") from None
+            raise _build_too_slow_error(seconds) from None
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
@@ -408,6 +408,10 @@ def _max_body_bytes(head: RequestHead) -> int:
 
 def _build_too_large_error(most: int) -> ApiError:
     return ApiError(413, "too_large", f"a request may have at most {most:,} bytes", remedy="send less, or in parts")
+
+
+def _build_too_slow_error(seconds: float) -> ApiError:
+    return ApiError(408, "too_slow", f"the request was not complete within {seconds:g} s")
 
 
 def _build_rate_limit_error(wait: float) -> ApiError:

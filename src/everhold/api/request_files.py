@@ -40,6 +40,7 @@ async def upload_file(call: ApiCall) -> Response:
     record = await asyncio.to_thread(
         call.context.uploads.save,
         call.raw_body,
+        account=call.caller.account,
         owner=find_upload_owner(call),
         name=sanitize_file_name(call.query.get("name", "")),
         media=media[:100],

@@ -7,8 +7,10 @@ between. Each redirect is checked like the first URL.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
+import threading
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
@@ -31,6 +33,9 @@ _MACHINE_ADDRESS: Final = ipaddress.ip_address("168.63.129.16")
 _PROTOCOL_NETWORK: Final = ipaddress.ip_network("192.0.0.0/24")
 """Reserved for protocols; some clouds serve internal data there."""
 
+MAX_LOOKUPS: Final = 16
+"""How many names one fetcher looks up at once. A name server that does not answer holds a thread for a minute."""
+
 IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 ResolveHost: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
@@ -50,13 +55,47 @@ def is_public(ip: IpAddress) -> bool:
     return ip.is_global and not ip.is_multicast and not ip.is_reserved and not ip.is_unspecified
 
 
-async def resolve_host(host: str, port: int) -> list[str]:
-    """Return the addresses of a name from the system's resolver."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise Transient(f"{host[:100]} cannot be resolved: {error}") from error
-    return list(dict.fromkeys(str(address[4][0]) for address in found))
+class HostResolver:
+    """Looks names up with the system's resolver, each on a thread of its own.
+
+    Whoever names a host may also run its name server, which need not answer. So no lookup uses the few threads of the
+    event loop, which the store needs, and no stop of the process waits for one.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        """Lookups that have not ended, also those that nobody waits for any more."""
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Return the addresses of a name."""
+        if self.running >= MAX_LOOKUPS:
+            raise Transient("too many names are being looked up", remedy="try again in a minute")
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def finish(addresses: list[str], error: Exception | None) -> None:
+            self.running -= 1
+            if found.done():
+                return
+            if error is None:
+                found.set_result(addresses)
+            else:
+                found.set_exception(Transient(f"{host[:100]} cannot be resolved: {error}"))
+
+        def work() -> None:
+            addresses: list[str] = []
+            failure: Exception | None = None
+            try:
+                answer = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = list(dict.fromkeys(str(address[4][0]) for address in answer))
+            except (OSError, UnicodeError) as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(finish, addresses, failure)
+
+        self.running += 1
+        threading.Thread(target=work, name="everhold-lookup", daemon=True).start()
+        return await found
 
 
 class UrlFetcher:
@@ -66,7 +105,7 @@ class UrlFetcher:
         self,
         *,
         allows: Callable[[IpAddress], bool] = is_public,
-        resolve: ResolveHost = resolve_host,
+        resolve: ResolveHost | None = None,
         most_bytes: int = MAX_BODY_BYTES,
         deadline: float = FETCH_DEADLINE_SECONDS,
         is_packed_allowed: bool = False,
@@ -77,7 +116,7 @@ class UrlFetcher:
         self._is_packed_allowed = is_packed_allowed
         self._agent_header = {"User-Agent": agent} if agent else {}
         self._is_allowed = allows
-        self._resolve = resolve
+        self._resolve = resolve or HostResolver()
         self._max_bytes = most_bytes
         self._deadline = deadline
         self._transport = transport
@@ -188,7 +227,7 @@ class UrlFetcher:
             except ValueError as error:
                 raise Refused(f"{host[:100]} has no address") from error
             if not self._is_allowed(ip):
-                raise Refused(f"{host[:100]} is at {ip}, which is no public address")
+                raise Refused(f"{host[:100]} has no public address")  # names of a network inside stay unknown
         if not addresses:
             raise Transient(f"{host[:100]} has no address")
         return addresses[0]

@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from everhold.errors import EverholdError, Refused
+from everhold.infra.arriving_bodies import ArrivingBodies
 from everhold.infra.connection_pool import ConnectionPool
 from everhold.infra.http_protocol import BoundedHttpProtocol
 
@@ -58,7 +59,7 @@ class WebhookServer:
         self._accept_body = accept_body
         self._max_body_bytes = most_bytes
         self._body_seconds = seconds
-        self._arriving: dict[asyncio.Timeout, None] = {}
+        self._arriving = ArrivingBodies(MAX_CONCURRENT_REQUESTS)
 
     @property
     def arriving(self) -> int:
@@ -87,12 +88,8 @@ class WebhookServer:
         if not self._verify_head(headers):
             return 401
         try:
-            async with asyncio.timeout(self._body_seconds) as limit:
-                self._add_arriving(limit)
-                try:
-                    body = await self._read_body(receive)
-                finally:
-                    self._arriving.pop(limit, None)
+            async with self._arriving.read(self._body_seconds):
+                body = await self._read_body(receive)
         except TimeoutError:
             return 408
         if body is None:
@@ -103,15 +100,6 @@ class WebhookServer:
             return 200, await self._accept_body(body) or b""
         except EverholdError:
             return 503  # not committed, so the platform has to send it again
-
-    def _add_arriving(self, limit: asyncio.Timeout) -> None:
-        """Count a body. If there are too many, the time of the oldest ends now: a platform sends its body at once."""
-        if len(self._arriving) >= MAX_CONCURRENT_REQUESTS:
-            oldest = next(iter(self._arriving))
-            del self._arriving[oldest]
-            if not oldest.expired():
-                oldest.reschedule(asyncio.get_running_loop().time())
-        self._arriving[limit] = None
 
     async def _read_body(self, receive: Receive) -> bytes | None:
         """Return the whole body, or None if it is too large or does not end in time."""

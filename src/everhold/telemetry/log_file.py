@@ -28,7 +28,7 @@ def parse_line(text: str) -> dict[str, Any]:
     if text.startswith("{"):
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"text": text}
         return found if isinstance(found, dict) else {"text": text}
     head = re.match(r"(\S+) (\w+) +(\S+)", text)
@@ -41,7 +41,7 @@ def parse_line(text: str) -> dict[str, Any]:
 def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
