@@ -196,6 +196,30 @@ async def test_the_files_of_all_requests_fit_into_the_memory(
     await wait_until(lambda: context.file_bytes.used == 0)
 
 
+@pytest.mark.parametrize("kind", ["messages", "parts", "text", "tools"])
+async def test_a_request_with_files_may_be_large_by_its_files_only(client: httpx2.AsyncClient, kind: str) -> None:
+    """Reading so many messages, or so long a text, would stop all others for seconds."""
+    picture = {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG * 60_000).decode()}"},
+    }
+    message: dict[str, Any] = {"role": "user", "content": [picture]}
+    asked: dict[str, Any] = {"model": "main", "messages": [message]}
+    assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
+    match kind:
+        case "messages":
+            asked["messages"] += [{"role": "user", "content": "a"}] * 80_000
+        case "parts":
+            message["content"] += [{"type": "text", "text": ""}] * 80_000
+        case "text":
+            message["content"] += [{"type": "text", "text": "a" * 2_100_000}]
+        case _:
+            asked["tools"] = [{"type": "function", "function": {"name": "f", "description": "a" * 2_100_000}}]
+    refused = await client.post("/v1/chat/completions", json=asked)
+    assert refused.status_code == 413, refused.text
+    assert "besides the files" in refused.text
+
+
 def test_uploads_are_limited_and_end_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     folder = UploadFolder(tmp_path / "uploads", now=lambda: now, random_bytes=SeededRandom(1).bytes)

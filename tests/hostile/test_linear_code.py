@@ -198,7 +198,8 @@ async def test_many_tool_calls_of_one_message_are_copied_once(monkeypatch: pytes
     made = [{"type": "function_call", "call_id": f"c{number}", "name": "x"} for number in range(500)]
     items = [*made, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *made[:3]]
     agents = SimpleNamespace(settings=Settings())
-    call: Any = SimpleNamespace(resolve_agent=lambda name: name, context=SimpleNamespace(agents=agents))
+    context = SimpleNamespace(agents=agents)
+    call: Any = SimpleNamespace(resolve_agent=lambda name: name, context=context, raw_body=b"")
     asked = await _parse_request(call, ResponseRequest(model="main", input=items))
     assert [(message.role, len(message.calls)) for message in asked.messages] == [
         ("assistant", 500), ("user", 0), ("assistant", 3),

@@ -129,7 +129,7 @@ async def test_a_name_in_other_letters_is_resolved_and_sent_in_its_ascii_form(we
     assert (await fetch(f"{web.url}/away")).data == b"meow"
     # letters that are the same to a resolver, and look different to a filter
     assert (await fetch(f"http://127。0。0。1:{web.port}/cat.png")).data == b"meow"
-    with pytest.raises(Refused, match="^cats.example has no public address$"):
+    with pytest.raises(Refused, match=r"^10\.0\.0\.1 has no public address$"):
         await UrlFetcher(allows=loopback)("http://10。0。0。1/")
 
 
@@ -137,7 +137,7 @@ async def test_a_name_with_any_private_address_is_refused() -> None:
     async def both(host: str, port: int) -> list[str]:
         return ["93.184.215.14", "10.0.0.1"]
 
-    with pytest.raises(Refused, match="^cats.example has no public address$"):
+    with pytest.raises(Refused, match=r"^cats\.example has no public address$"):
         await UrlFetcher(resolve=both)("http://cats.example/")
 
 

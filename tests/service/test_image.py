@@ -36,11 +36,11 @@ connection = http.client.HTTPConnection("127.0.0.1", 8765, timeout=60)
 connection.request("GET", "/health")
 health = connection.getresponse()
 status = subprocess.run(["everhold", "--json", "status"], capture_output=True, text=True)
+modes = {name: oct(os.stat("/data/" + name).st_mode & 0o777) for name in os.listdir("/data")}
 gateway.send_signal(signal.SIGTERM)
 print(json.dumps({"ready": ready, "check": check.returncode, "health": health.status, "body": health.read().decode(),
                   "status": status.returncode, "uid": os.getuid(), "left": gateway.wait(),
-                  "rights": open("/proc/self/status").read(),
-                  "modes": {name: oct(os.stat("/data/" + name).st_mode & 0o777) for name in os.listdir("/data")}}))
+                  "rights": open("/proc/self/status").read(), "modes": modes}))
 """
 WRITABLE = """\
 import json, os

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
+import os
 import zlib
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from everhold.app import SystemClock
+from everhold.assembly.builtin_toolbox import BuiltinToolbox
+from everhold.config import AgentSettings
 from everhold.core.entries import Stamp
 from everhold.core.policy import ToolReach
 from everhold.errors import EverholdError, Refused
+from everhold.infra.child_process import ChildProcesses
 from everhold.infra.fetch import UrlFetcher
+from everhold.ports.store import Store
 from everhold.ports.tool import ToolContext, ToolResult, get_reach
 from everhold.testing.platforms.loopback import LoopbackResponse
 from everhold.tools import web_fetch
 from everhold.tools.web_fetch import WebFetchTool
 from tests.infra.test_fetch import Web
+from tests.waiting import wait_until
 
 MAX_BYTES = 200_000
 PAGE = """<!doctype html><html><head><title> The  page </title><style>p {color: red}</style></head>
@@ -128,3 +137,40 @@ async def test_no_private_address_is_read(url: str) -> None:
 
 def test_its_reach_is_public() -> None:
     assert get_reach(WebFetchTool(UrlFetcher()), {"url": "https://example.org"}) is ToolReach.PUBLIC
+
+
+async def test_few_pages_are_extracted_at_once_and_after_the_gateway(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names many slow pages would use all processors."""
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import json, os, pathlib, runpy, sys, time\n"
+        f"runpy.run_path({str(web_fetch.EXTRACT_FILE)!r}, run_name='__main__')\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "(folder / f'{os.getpid()}.begun').write_text(str(os.nice(0)))\n"
+        "while not (folder / 'go').exists(): time.sleep(0.01)\n"
+    )
+    monkeypatch.setattr(web_fetch, "EXTRACT_FILE", slow)
+    web.pages["/page"] = LoopbackResponse(body=PAGE.encode(), media="text/html")
+    fetch = UrlFetcher(allows=lambda _: True)
+    toolbox = BuiltinToolbox(
+        home=tmp_path,
+        store=cast(Store, None),
+        clock=SystemClock(),
+        children=ChildProcesses(tmp_path),
+        environ={},
+        fetch=fetch,
+    )
+    agents = [AgentSettings(tools=("web_fetch",)) for _ in range(2)]
+    tools = [toolbox.build_tools(agent)["web_fetch"]["web_fetch"] for agent in agents]
+    context = ToolContext(session="s", agent="main", op=1, key="k", stamp=Stamp())
+    calls = [asyncio.create_task(tool.run({"url": f"{web.url}/page"}, context)) for tool in tools for _ in range(3)]
+
+    def list_begun() -> list[str]:
+        return [path.read_text() for path in tmp_path.glob("*.begun")]
+
+    await wait_until(lambda: len(list_begun()) == 2 and all(list_begun()) and len(web.asked) == 6)
+    assert list_begun() == [str(os.nice(0) + 10)] * 2
+    (tmp_path / "go").touch()
+    assert all("Three." in it.text for it in await asyncio.gather(*calls))

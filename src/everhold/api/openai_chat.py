@@ -14,7 +14,7 @@ from everhold.api.openai_input import extract_text, format_arguments, parse_tool
 from everhold.api.openai_shared import PASSED_PARAMS, OpenAIQuery, collect_reply, prime_stream, stream_reply
 from everhold.api.reply_wait import FinalReply, ReplyGrowth
 from everhold.api.request import ApiCall, JsonObject
-from everhold.api.request_files import RequestFiles
+from everhold.api.request_files import RequestFiles, decode_request
 from everhold.api.streaming import ReplyWriter
 from everhold.core.entries import ModelUsage, ToolCall
 from everhold.errors import EverholdError
@@ -69,7 +69,7 @@ def _build_model(name: str) -> JsonObject:
 
 async def create_completion(call: ApiCall) -> Response:
     """Send messages to an agent; with `X-Everhold-Session` in a session that is stored."""
-    given = call.decode_body(ChatCompletionRequest)
+    given = decode_request(call, ChatCompletionRequest)
     growth = await stream_reply(call, await _parse_request(call, given), stream=bool(given.stream))
     created = int(call.context.control.gates.clock.now())
     if given.stream:

@@ -14,7 +14,7 @@ from everhold.api.openai_input import extract_text, format_arguments, parse_tool
 from everhold.api.openai_shared import OpenAIQuery, collect_reply, prime_stream, stream_reply
 from everhold.api.reply_wait import FinalReply, ReplyGrowth
 from everhold.api.request import ApiCall, JsonObject
-from everhold.api.request_files import RequestFiles
+from everhold.api.request_files import RequestFiles, decode_request
 from everhold.api.streaming import ReplyWriter
 from everhold.core.entries import ModelUsage, ToolCall
 from everhold.errors import EverholdError
@@ -38,7 +38,7 @@ class ResponseRequest(Struct):
 
 async def create_response(call: ApiCall) -> Response:
     """Send messages to an agent; with `X-Everhold-Session` in a session that is stored."""
-    given = call.decode_body(ResponseRequest)
+    given = decode_request(call, ResponseRequest)
     if given.previous_response_id:
         raise ApiError(
             400,

@@ -10,7 +10,7 @@ import base64
 import binascii
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from starlette.responses import Response
@@ -24,8 +24,14 @@ from everhold.core.entries import Attachment
 from everhold.errors import Refused
 from everhold.infra.uploads import MAX_FILE_BYTES
 
+T = TypeVar("T")
+
 MAX_REQUEST_BYTES: Final = 28_000_000
 """The limit of a request with files: 20 MB in base64, and the text."""
+MAX_BESIDES_FILES: Final = 2_000_000
+"""The limit of a request with files without what is in them. Base64 may be longer than its text, by escapes."""
+MAX_MARKS: Final = 200_000
+"""Marks of JSON, which base64 has not, in a request with files. Decoding it would stop all others for seconds."""
 MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES
 MAX_ADDRESSES: Final = 10
 MAX_ADDRESS_CHARS: Final = 4_000
@@ -54,6 +60,14 @@ def find_upload_owner(call: ApiCall) -> str:
     return f"{call.caller.account}/{call.caller.resolve_sender('')}"
 
 
+def decode_request(call: ApiCall, type: type[T]) -> T:
+    """Return the body of a request that may contain files."""
+    body = call.raw_body
+    if len(body) > MAX_BODY_BYTES and sum(map(body.count, (b",", b"[", b"{"))) > MAX_MARKS:
+        raise _build_too_large_error()
+    return call.decode_body(type)
+
+
 class RequestFiles:
     """The files of one request. What it holds in memory is counted until the request ends."""
 
@@ -72,8 +86,10 @@ class RequestFiles:
         """Fetch what message contents name by an address, and read what they name by an id."""
         files = cls(call)
         parts = [part for content in contents if isinstance(content, list) for part in content]
-        if len(call.raw_body) > MAX_BODY_BYTES:
-            files._hold(len(call.raw_body))
+        if (size := len(call.raw_body)) > MAX_BODY_BYTES:
+            if size - sum(map(_count_inline_chars, parts)) > MAX_BESIDES_FILES:
+                raise _build_too_large_error()
+            files._hold(size)
         addresses = list(dict.fromkeys(url for part in parts for url in _list_addresses(part)))
         if len(addresses) > MAX_ADDRESSES:
             raise _build_bad_request(f"a request may name {MAX_ADDRESSES} files by their address", "send them inline")
@@ -202,6 +218,17 @@ def _list_ids(part: Any) -> Iterator[str]:
             yield id
 
 
+def _count_inline_chars(part: Any) -> int:
+    """Return how many characters of a part are the content of a file."""
+    match part:
+        case {"image_url": {"url": str(data)}} | {"image_url": str(data)} | {"input_audio": {"data": str(data)}}:
+            return len(data)
+        case {"file": {"file_data": str(data)}} | {"file_data": str(data)}:
+            return len(data)
+        case _:
+            return 0
+
+
 def _get_name(file: dict[str, Any]) -> str:
     name = file.get("filename")
     return name[-MAX_ADDRESS_CHARS:] if isinstance(name, str) else ""
@@ -212,6 +239,11 @@ def _decode_base64(text: str, where: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _build_bad_request(f"{where} holds a file whose data is not base64") from None
+
+
+def _build_too_large_error() -> ApiError:
+    message = f"a request may have {MAX_BESIDES_FILES:,} bytes besides the files in it"
+    return ApiError(413, "too_large", message, remedy="send less text, or an excerpt as a file")
 
 
 def _build_busy_error(*, is_full: bool) -> ApiError:

@@ -25,7 +25,7 @@ from everhold.tools.delegate import DelegateTool
 from everhold.tools.files import FindWorkspace, build_file_tools
 from everhold.tools.shell import ShellLimits, ShellTool, find_shell_problem
 from everhold.tools.skill import SkillTool
-from everhold.tools.web_fetch import FetchUrl, WebFetchTool
+from everhold.tools.web_fetch import MAX_EXTRACTIONS, FetchUrl, WebFetchTool
 from everhold.tools.web_search import WebSearchTool
 from everhold.tools.web_search_services import SEARCH_SERVICES
 
@@ -60,6 +60,7 @@ class BuiltinToolbox:
         self._search = search
         self._store = store
         self._fetch = fetch or build_fetcher()
+        self._extractions = asyncio.Semaphore(MAX_EXTRACTIONS)
         self.workspaces = AgentWorkspaces(home / "workspaces", home=home, store=store, host=host)
         self._intents = WriteIntents(home / "workspaces" / ".intents")
         self.skills = SkillLibrary(home)
@@ -77,7 +78,7 @@ class BuiltinToolbox:
             FILES: lambda: build_file_tools(find_workspace, self._intents, self._clock),
             SHELL: lambda: self._build_shell(agent, find_workspace),
             SKILL: lambda: self._build_skill_tool(agent),
-            WEB_FETCH: lambda: {WEB_FETCH: WebFetchTool(self._fetch)},
+            WEB_FETCH: lambda: {WEB_FETCH: WebFetchTool(self._fetch, self._extractions)},
             WEB_SEARCH: self._build_search,
         }
         return {name: build() for name, build in builders.items() if name in agent.tools}

@@ -23,6 +23,8 @@ MAX_PAGE_CHARS: Final = 50_000
 """Characters of a page that one call returns."""
 MAX_URL_CHARS: Final = 2_000
 EXTRACT_SECONDS: Final = 20.0
+MAX_EXTRACTIONS: Final = 2
+"""How many pages are turned into text at once, for all agents. Each may use a processor and a lot of memory."""
 EXTRACT_FILE: Final = Path(__file__).with_name("html_text.py")
 _HTML_MEDIA: Final = frozenset({"text/html", "application/xhtml+xml", ""})
 _TEXT_MEDIA: Final = frozenset(f"application/{name}" for name in ("json", "xml", "yaml", "javascript"))
@@ -59,8 +61,10 @@ class WebFetchTool:
         },
     )
 
-    def __init__(self, fetch: FetchUrl) -> None:
+    def __init__(self, fetch: FetchUrl, extractions: asyncio.Semaphore | None = None) -> None:
+        """`extractions` is shared by the tools of all agents."""
         self._fetch = fetch
+        self._extractions = extractions or asyncio.Semaphore(MAX_EXTRACTIONS)
 
     def find_reach(self, arguments: dict[str, Any]) -> ToolReach:
         return ToolReach.PUBLIC
@@ -80,7 +84,8 @@ class WebFetchTool:
             return ToolResult(text=f"{url} is {media}, {len(content.data):,} bytes, stored as {name}.", files=(file,))
         title, text = "", decode_page(content.data)
         if media in _HTML_MEDIA:
-            title, text = await extract_readable(text)
+            async with self._extractions:
+                title, text = await extract_readable(text)
         if offset and offset >= len(text):
             raise InvalidRequest(f"the page has {len(text):,} characters", remedy="use a smaller offset")
         part = text[offset : offset + MAX_PAGE_CHARS]
