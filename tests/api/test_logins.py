@@ -51,12 +51,7 @@ SENSITIVE = {
     "POST /api/drain": {},
     "GET /api/me/export": None,
     "POST /api/me/forget": {},
-    "GET /api/sessions/last/export": None,
-    "GET /api/config": None,
-    "GET /api/config/versions": None,
-    "POST /api/config/check": {"values": {}},
-    "POST /api/config": {"values": {}, "base": "another"},
-    "POST /api/config/undo": {"id": 9, "base": "another"},
+    "POST /api/config/check": {"text": ""},
 }
 
 

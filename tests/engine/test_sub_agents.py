@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from everhold.core.entries import Began, Changed, Heard, Returned, TaskRequested, ToolCall
+from everhold.core.entries import Began, Changed, Heard, ModelUsage, Returned, TaskRequested, ToolCall
 from everhold.core.policy import PolicyOutcome, PolicyRule, ScopeOrigin
 from everhold.core.roles import ChatPlace, PersonRole
 from everhold.engine.agent_runtime import DelegateLimits
+from everhold.engine.budgets import BudgetLimit
 from everhold.errors import Overloaded
 from everhold.ports.model import ModelRequest, ModelResponse
 from everhold.ports.store import Change, Step, Store
@@ -188,6 +190,31 @@ def test_limits_end_the_work_with_what_there_is(gateway: InProcessGateway) -> No
     assert "Your limit of 3 rounds is reached" in home.sub_requests[-1].messages[-1].text
     assert home.sub_requests[-1].tools == ()
     assert "finished" in home.list_reports(session)[0].text
+
+
+@pytest.mark.parametrize("is_left", [True, False], ids=["budget", "no-budget"])
+def test_whoever_asks_pays_for_the_sub_agents(gateway: InProcessGateway, is_left: bool) -> None:
+    """Otherwise one turn within the limit of a person could give away any amount of work."""
+    home, left = Household(gateway), 1_000_000
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        nonlocal left
+        made = home.answer(request)
+        if made.calls and not is_left:
+            left = 1  # another turn of the same person has spent it
+        return structs.replace(made, usage=ModelUsage(input=30, output=10))
+
+    gateway.runtimes.model = FakeModel(answer)
+    gateway.runtimes.settings["limits"] = lambda stamp, role: [
+        BudgetLimit(budget=f"person:{stamp.person}", tokens=left)
+    ]
+    session = gateway.send_message("delegate 2").session
+    assert len(home.sub_requests) == (2 if is_left else 0)
+    assert ["budget" in report.text for report in home.list_reports(session)] == [not is_left] * 2
+    (heard, *_) = gateway.read_bodies(session, Heard)
+    asked = len(home.sub_requests) + len(home.main_requests)
+    assert gateway.run(gateway.store.get_spend(f"person:{heard.stamp.person}", "")).tokens == 40 * asked
+    gateway.assert_sound()
 
 
 def test_named_tools_are_the_only_ones(gateway: InProcessGateway) -> None:

@@ -764,7 +764,8 @@ class QuotaSettings(ConfigSection):
     files: FileQuotas = FileQuotas()
     """Files that come with messages."""
     spend: SpendQuotas = SpendQuotas()
-    """What the turns of one person who is not an owner may spend with all agents together."""
+    """What the turns, tasks, sub-agents and schedules of one person who is not an owner may spend with all agents
+    together."""
 
 
 class BackupSettings(ConfigSection):

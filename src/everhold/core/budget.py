@@ -91,10 +91,15 @@ def reserve_amount(budgets: Iterable[DailyBudget], amount: float) -> list[DailyB
     return [structs.replace(budget, reserved=budget.reserved + amount) for budget in budgets]
 
 
+def name_person_budget(stamp: Stamp) -> str:
+    """Return the budget of the person who asks."""
+    return f"person:{stamp.person}"
+
+
 def list_turn_budgets(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str, ...]:
     """Return the budgets that pay for a turn: of the agent, the person and the chat. A scheduled turn is background
     work.
     """
     if scheduled:
         return f"background:{agent}", f"agent:{agent}"
-    return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
+    return f"agent:{agent}", name_person_budget(stamp), f"chat:{stamp.address}"

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from everhold.core.attachments import drop_oversized_files
+from everhold.core.budget import name_person_budget
 from everhold.core.consumers import get_reply_parts, memory_consumer, place_consumer
 from everhold.core.entries import Attachment, ChatLocation, EntryBody, ModelUsage, Said, Stamp, Thought
 from everhold.core.inbox import BusyPolicy
@@ -167,6 +168,12 @@ class AgentRuntime:
     is_pull_location: Callable[[ChatLocation], bool] = lambda _: False
     """Whether the client at this location reads the log itself, so that a committed reply counts as delivered."""
 
+    def list_asked_job_limits(self, stamp: Stamp, role: PersonRole) -> tuple[BudgetLimit, ...]:
+        """The budgets that pay for work beside the conversation that a person asked for: the person's, too. Otherwise
+        nobody's limit would hold for what is done later or by a sub-agent."""
+        own = name_person_budget(stamp)
+        return (*self.job_limits(), *(limit for limit in self.limits(stamp, role) if limit.budget == own))
+
     @property
     def hard_limit_tokens(self) -> int:
         """Above this size of the context, a turn waits for a compression."""
@@ -270,12 +277,17 @@ class AgentRuntime:
         return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories if memory in hear)
 
 
-def build_job_spends(runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str) -> tuple[BudgetSpend, ...]:
-    """Return what a job has cost, and the budgets that pay for it."""
+def build_job_spends(
+    runtime: AgentRuntime, thoughts: Iterable[Thought], *, day: str, asked_by: Stamp | None = None
+) -> tuple[BudgetSpend, ...]:
+    """Return what a job has cost, and the budgets that pay for it. `asked_by` is who asked for it."""
+    payers: tuple[str, ...] = (f"background:{runtime.agent}", runtime.author)
+    if asked_by is not None and asked_by.person:
+        payers += (name_person_budget(asked_by),)
     return tuple(
         BudgetSpend(budget=budget, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
         for thought in thoughts
-        for budget in (f"background:{runtime.agent}", runtime.author)
+        for budget in payers
         if thought.usage.input or thought.usage.output
     )
 

@@ -341,7 +341,8 @@ class SubAgentTask:
             usd=runtime.price_usd(reading, runtime.max_output_tokens), tokens=reading + runtime.max_output_tokens
         )
         self._release_reservation()
-        self.reservation = self.worker.budgets.prepare_reservation(runtime.job_limits(), worst)
+        limits = runtime.list_asked_job_limits(self.task.stamp, self.task.role or PersonRole.STRANGER)
+        self.reservation = self.worker.budgets.prepare_reservation(limits, worst)
         try:
             await self.reservation.reserve()
         except Refused as error:
@@ -513,7 +514,8 @@ class SubAgentTask:
 
     def _build_spends(self, bodies: tuple[EntryBody, ...]) -> tuple[BudgetSpend, ...]:
         thoughts = [body for body in bodies if isinstance(body, Thought)]
-        return build_job_spends(self.runtime, thoughts, day=self.worker.budgets.get_today())
+        day = self.worker.budgets.get_today()
+        return build_job_spends(self.runtime, thoughts, day=day, asked_by=self.task.stamp)
 
     def _release_reservation(self) -> None:
         if self.reservation is not None:

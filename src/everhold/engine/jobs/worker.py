@@ -99,6 +99,8 @@ class JobWorker:
         self.thoughts: list[Thought] = []
         """Every answer so far. They are paid for, whatever the outcome of the job."""
         self.reservation: list[BudgetReservation] = []
+        self.task: TaskRequested | None = None
+        """The task that is worked on; None for a review."""
         self.log = gates.log.bind(session=claim.session)
 
     async def run(self) -> None:
@@ -130,8 +132,13 @@ class JobWorker:
                     ),
                     release=True,
                 ),
-                spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
+                spends=self._build_spends(runtime),
             )
+
+    def _build_spends(self, runtime: AgentRuntime) -> tuple[BudgetSpend, ...]:
+        """Return what the job has cost so far."""
+        asked_by = self.task.stamp if self.task is not None else None
+        return build_job_spends(runtime, self.thoughts, day=self.budgets.get_today(), asked_by=asked_by)
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class JobWorker:
             return
         assert isinstance(entry.body, Changed)
         assert isinstance(entry.body.change, TaskRequested)
-        task = entry.body.change
+        self.task = task = entry.body.change
         view = await load_context_at(self.store, session, at=entry.seq)
         if await self._has_parted_words(session, view, task.stamp):
             view = SessionContext()
@@ -186,7 +193,7 @@ class JobWorker:
             heard=(EntryDraft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
             update=CursorUpdate(processed_seq=entry.seq, attempts=0, error="", wait=RetryDelay(), release=True),
             wakeups=runtime.list_platform_wakeups(bodies) + runtime.list_job_wakeups(),
-            spends=build_job_spends(runtime, tuple(self.thoughts), day=self.budgets.get_today()),
+            spends=self._build_spends(runtime),
         )
         self.log.info("job.completed", task=entry.seq)
 
@@ -419,7 +426,9 @@ class JobWorker:
         worst = WorstCaseCost(
             usd=runtime.price_usd(reading, runtime.max_output_tokens), tokens=reading + runtime.max_output_tokens
         )
-        reservation = self.budgets.prepare_reservation(runtime.job_limits(), worst)
+        task = self.task
+        limits = runtime.job_limits() if task is None else runtime.list_asked_job_limits(task.stamp, task.role)
+        reservation = self.budgets.prepare_reservation(limits, worst)
         try:
             await reservation.reserve()
         except Refused as error:

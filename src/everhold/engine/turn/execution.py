@@ -14,7 +14,7 @@ from msgspec import Struct
 from everhold.core import compression, consumers, facts
 from everhold.core.access import count_turn_hops
 from everhold.core.approvals import request_key
-from everhold.core.budget import list_turn_budgets
+from everhold.core.budget import list_turn_budgets, name_person_budget
 from everhold.core.builtin_tools import DELEGATE_TOOL, STATE_WRITING_TOOLS
 from everhold.core.context import (
     LONG_RESULT_CHARS,
@@ -87,7 +87,7 @@ from everhold.core.wording import describe_duration
 from everhold.engine import effects as engine_effects, model_waits
 from everhold.engine.agent_runtime import AgentRuntime, AgentRuntimes
 from everhold.engine.approvals.requests import ApprovalPlan, plan_request
-from everhold.engine.budgets import BudgetLedger, BudgetReservation, WorstCaseCost
+from everhold.engine.budgets import BudgetLedger, BudgetLimit, BudgetReservation, WorstCaseCost
 from everhold.engine.compression.worker import CompressionOutcome, CompressionPreparer, SessionCompressor
 from everhold.engine.context_cache import (
     EMPTY_CONTEXT,
@@ -730,8 +730,7 @@ class TurnExecution:
         reading, writing = runtime.meter.estimate_max_tokens(weight), runtime.max_output_tokens
         worst = WorstCaseCost(usd=runtime.price_usd(reading, writing), tokens=reading + writing)
         self._release_reservation()
-        limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp, self.payer_role)
-        self.reservation = self.context.budgets.prepare_reservation(limits, worst)
+        self.reservation = self.context.budgets.prepare_reservation(self._list_limits(), worst)
         try:
             await self.reservation.reserve()
             event = await self._run_unless_cut(asked)
@@ -1177,11 +1176,28 @@ class TurnExecution:
         for usage in (given_up, *(body.usage for body in bodies if isinstance(body, Thought))):
             if usage is not None and (usage.input or usage.output):
                 tokens = usage.input + usage.output
-                for budget in list_turn_budgets(self.runtime.agent, self.stamp, scheduled=self.scheduled):
+                for budget in self._list_payers():
                     spends.append(
                         BudgetSpend(budget=budget, day=self.context.get_today(), usd=usage.usd, tokens=tokens)
                     )
         return tuple(spends)
+
+    @property
+    def _is_asked_for_later(self) -> bool:
+        """Whether a person asked for this turn before: with a schedule, or through a sub-agent. No person asks for the
+        deliveries of a webhook."""
+        return self.scheduled and not all(isinstance(it.body, Heard) and it.body.hook for it in self.heard.values())
+
+    def _list_limits(self) -> tuple[BudgetLimit, ...]:
+        """Return the budgets of which the turn reserves the highest cost of a call."""
+        if self._is_asked_for_later:
+            return self.runtime.list_asked_job_limits(self.stamp, self.payer_role)
+        limits = self.runtime.job_limits() if self.scheduled else self.runtime.limits(self.stamp, self.payer_role)
+        return tuple(limits)
+
+    def _list_payers(self) -> tuple[str, ...]:
+        budgets = list_turn_budgets(self.runtime.agent, self.stamp, scheduled=self.scheduled)
+        return (*budgets, name_person_budget(self.stamp)) if self._is_asked_for_later else budgets
 
 
 def _is_unanswered(task: asyncio.Future[TurnEvent]) -> bool:
