@@ -123,7 +123,8 @@ bench.losses` writes that table.
 
 def main() -> None:
     if sys.argv[1:2] == ["recall"]:  # shares, not times: it has a command line of its own
-        measure_recall(["used", *sys.argv[2:]])
+        named = sys.argv[2:] and not sys.argv[2].startswith("-")
+        measure_recall(sys.argv[2:] if named else ["used", *sys.argv[2:]])
         return
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("works", nargs="*", metavar="WORK", help=f"some of {', '.join(WORKS)}; all unless given")

@@ -1,6 +1,6 @@
-"""`python -m bench.recall used|quality|speed|fresh|compare`: measure how much of the evidence reaches the request of a
-turn (also as `python -m bench recall`), how much a search finds, its time, how soon a new note is found, and a
-comparison with other memories.
+"""`python -m bench.recall used|quality|languages|speed|fresh|compare`: how much of the evidence reaches the request of
+a turn (also as `python -m bench recall`), how much a search finds, the same in eleven languages, its time, how soon a
+new note is found, and a comparison with other memories.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench.recall import comparison, fresh, quality, speed, used
+from bench.recall import comparison, fresh, parallel, quality, speed, used
 from bench.recall.data import ABSENT, DATA, Conversation, beam, locomo
 from everhold.memories.builtin import onnx_embeddings
 from everhold.memories.builtin.embeddings import EmbeddingsMode
@@ -20,18 +20,21 @@ from everhold.memories.builtin.embeddings import EmbeddingsMode
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recall")
-    parser.add_argument("what", choices=("used", "quality", "speed", "fresh", "compare"), nargs="?", default="quality")
+    parser.add_argument(
+        "what", choices=("used", "quality", "languages", "speed", "fresh", "compare"), nargs="?", default="quality"
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--use", choices=("table", "auto"), action="append", help="embeddings; all by default")
     parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
     parser.add_argument(
         "--items", type=int, action="append", help="sizes for speed and fresh; 10,000 and 100,000 by default"
     )
-    parser.add_argument("--half", choices=("all", "tuning", "validation"), default="all", help="of the conversations")
+    parser.add_argument("--half", choices=("all", "tuning", "validation"), default="all", help="of the questions")
     parser.add_argument("--set", choices=("locomo", "beam"), action="append", help="for `used`; both by default")
     parser.add_argument("--tokens", type=int, help="recall.max_tokens; its default unless given")
     parser.add_argument("--http", action="store_true", help="ask a running gateway instead of its recall alone")
     parser.add_argument("--asked-before", type=float, default=0.0, help="share of the questions that were asked before")
+    parser.add_argument("--missed", action="store_true", help="for `languages`: list what is not in the first five")
     options = parser.parse_args(arguments)
     uses: list[EmbeddingsMode] = options.use or ["table", "auto"]
     if options.what == "speed":
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asyncio.run(_fresh(options.items or [10_000, 100_000]))
     elif options.what == "used":
         asyncio.run(_used(options, uses))
+    elif options.what == "languages":
+        asyncio.run(_languages(options, uses))
     elif options.what == "compare":
         asyncio.run(_compare(options.data))
     else:
@@ -108,6 +113,19 @@ def _print_used(name: str, use: str, answered: list[used.Answered]) -> None:
     kinds = sorted({one.kind for one in answered})
     shares = {kind: fmean(one.in_request for one in answered if one.kind == kind) for kind in kinds}
     print(f"  by kind, in the request: {', '.join(f'{kind} {share:.3f}' for kind, share in shares.items())}")
+
+
+async def _languages(options: argparse.Namespace, uses: list[EmbeddingsMode]) -> None:
+    print("| language | embeddings | questions | R@1 | R@5 | R@10 |\n|---|---|---|---|---|---|")
+    for use in uses:
+        if use == "auto" and not onnx_embeddings.is_available(options.models):
+            print(f"| | {use}: not installed | | | | |")
+            continue
+        for language in parallel.list_languages():
+            s = await parallel.measure(language, use=use, models=options.models, half=options.half)
+            print(f"| {language} | {use} | {s.questions} | {s.at_1} | {s.at_5} | {s.at_10} |", flush=True)
+            if options.missed:
+                print("\n".join(f"  {question}" for question in s.missed))
 
 
 async def _compare(data: Path) -> None:

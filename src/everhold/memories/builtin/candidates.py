@@ -16,8 +16,10 @@ from everhold.memories.builtin.indexing import ChunkText, ItemFlag, ItemState
 from everhold.memories.builtin.schema import SCOPE_BITS
 from everhold.memories.builtin.tokenizing import (
     build_bigram_queries,
+    cut_arabic_affixes,
     extract_content_words,
     find_capitalised_words,
+    is_arabic,
     split_words,
 )
 
@@ -25,6 +27,9 @@ MAX_POSTINGS: Final = 2_000
 """Index positions that one search may read in a scope. Beyond that, the most common words are left out."""
 SAMPLE_POSTINGS: Final = 128
 """The number of newest positions from which the frequency of a word is estimated."""
+MIN_BEGINNING: Final = 4
+BEGINNING_SHARE: Final = 0.7
+"""The share of an inflected word that is looked up. The rest may be its ending."""
 MIN_NAME_CHUNKS: Final = 16
 MIN_NAME_SHARE: Final = 0.03
 """A capitalised word in this many chunks, and in this share of them, is taken for the name of somebody who talks."""
@@ -140,13 +145,26 @@ def build_all_word_queries(text: str) -> list[str]:
     return [*(f'"{word}"' for word in dict.fromkeys(split_words(text)) if not build_bigram_queries(word)), *pairs]
 
 
-def build_term_queries(text: str, rarity: Callable[[str], int] = len) -> list[str]:
-    """Return the full-text queries for a question, one for each content word; of too many words, the rarest."""
+def build_term_queries(text: str, rarity: Callable[[str], int] = len, *, inflected: bool = False) -> list[str]:
+    """Return the full-text queries for a question, one for each content word; of too many words, the rarest.
+
+    In an `inflected` language, all words with the same beginning count.
+    """
     words = extract_content_words(text)
     if len(words) > MAX_TERMS:
         words = sorted(words, key=rarity, reverse=True)[:MAX_TERMS]
     pairs = [f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in build_bigram_queries(text)]
-    return [*(f'"{word}"' for word in words), *pairs[:MAX_TERMS]]
+    terms = [_build_term(word, inflected=inflected) for word in words]
+    return [*dict.fromkeys(terms), *pairs[:MAX_TERMS]]
+
+
+def _build_term(word: str, *, inflected: bool) -> str:
+    if not inflected or any(map(str.isdigit, word)):
+        return f'"{word}"'
+    if is_arabic(word):
+        return f'"{cut_arabic_affixes(word)}"'
+    beginning = word[: max(MIN_BEGINNING, round(len(word) * BEGINNING_SHARE))]
+    return f'"{word}"' if beginning == word else f'"{beginning}" *'
 
 
 _POSTINGS_SQL: Final = (  # returning one text is faster than returning many numbers
@@ -212,11 +230,13 @@ def find_term_chunks(
     return chosen
 
 
-def find_common_names(text: str, sampled: Iterable[Iterable[TermPostings]], chunks: int) -> set[str]:
+def find_common_names(
+    text: str, sampled: Iterable[Iterable[TermPostings]], chunks: int, *, inflected: bool = False
+) -> set[str]:
     """Return the capitalised words of a question that occur so often that they are names of the people talking, or
     of something else that is always talked about. They do not say what the question is about.
     """
-    names = {f'"{name}"': name for name in find_capitalised_words(text)}
+    names = {_build_term(name, inflected=inflected): name for name in find_capitalised_words(text)}
     if not names:
         return set()
     counts: dict[str, float] = {}

@@ -12,8 +12,8 @@ from everhold.memories.builtin import candidates, onnx_embeddings, static_embedd
 from everhold.memories.builtin.candidates import IndexScope
 from everhold.memories.builtin.dates import DateRange
 from everhold.memories.builtin.indexing import ChunkText
-from everhold.memories.builtin.languages import select_wishes
-from everhold.memories.builtin.rank_fusion import ONNX_WEIGHTS, STATIC_WEIGHTS, RankedItem, RankingWeights
+from everhold.memories.builtin.languages import find_language, is_inflected, select_topic, select_wishes
+from everhold.memories.builtin.rank_fusion import RankedItem, RankingWeights, choose_weights
 from everhold.memories.builtin.schema import read_meta, write_meta
 from everhold.memories.builtin.tokenizing import remove_names
 
@@ -181,9 +181,14 @@ class ChunkEmbeddings:
         model = self._load_model() if self.deep and _is_mostly_embedded(stack) else None
         if personal:
             about = select_wishes(about)
-        queries = candidates.build_term_queries(about, known.get_rarity)
+        language = find_language(about)
+        if language:
+            about = select_topic(about, language)
+        queries = candidates.build_term_queries(about, known.get_rarity, inflected=is_inflected(language))
         terms = [candidates.sample_terms(db, queries, shelf.scope, shelf.used) for shelf in stack.scopes]
-        common = candidates.find_common_names(about, terms, sum(shelf.used for shelf in stack.scopes))
+        common = candidates.find_common_names(
+            about, terms, sum(shelf.used for shelf in stack.scopes), inflected=is_inflected(language)
+        )
         topic = remove_names(about, common) if common else about
         asked = ranking.PreparedQuestion(
             terms=terms,
@@ -201,7 +206,7 @@ class ChunkEmbeddings:
             stack,
             known,
             asked,
-            knobs or (STATIC_WEIGHTS if model is None else ONNX_WEIGHTS),
+            knobs or choose_weights(english=not language, deep=model is not None),
             only=None if only is None else stack.find_rows(only),
             skip=stack.find_rows(skip),
         )

@@ -19,7 +19,7 @@ from everhold.memories.builtin.languages import is_first_person
 from everhold.memories.builtin.rank_fusion import DAY_SECONDS
 from everhold.memories.builtin.schema import SCOPE_BITS, read_meta, write_meta
 from everhold.memories.builtin.tokenizing import (
-    build_bigram_text,
+    build_hidden_terms,
     is_acknowledgement,
     is_bare_question,
     split_chunks,
@@ -282,7 +282,7 @@ class IndexWriter:
         for id, text in enumerate(pieces, first):
             self.db.execute("insert into chunks values (?, ?, ?)", (id, number, text))
             self.db.execute(
-                "insert into words (rowid, self, grams) values (?, ?, ?)", (id, text, build_bigram_text(text))
+                "insert into words (rowid, self, grams) values (?, ?, ?)", (id, text, build_hidden_terms(text))
             )
             taken.new_chunks[id] = ChunkText(id, text, context)
         if part:
@@ -381,7 +381,7 @@ class IndexWriter:
         text = self._load_chunk_text(id)
         self.db.execute(
             "insert into words (words, rowid, self, grams) values ('delete', ?, ?, ?)",
-            (id, text, build_bigram_text(text)),
+            (id, text, build_hidden_terms(text)),
         )
         for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk"), ("shallow", "chunk")):
             self.db.execute(f"delete from {table} where {column} = ?", (id,))

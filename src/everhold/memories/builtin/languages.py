@@ -4,10 +4,11 @@ themselves. English has its own list of stop words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
-from everhold.memories.builtin.tokenizing import STOP_WORDS, split_words
+from everhold.memories.builtin.tokenizing import STOP_WORDS, remove_words, split_words
 
 _FUNCTION_WORDS: Final = {
     "de": """aber alle alles als also am an auch auf aus bei bin bis bist da damit dann das dass dein deine dem den der
@@ -71,22 +72,63 @@ FIRST_PERSON: Final = frozenset(split_words(_FIRST_PERSON))
 CHANGE_WORDS: Final = frozenset(split_words(_CHANGE_WORDS))
 ENGLISH_GENERIC: Final = frozenset("know remember tell like want need love hate prefer think describe myself".split())
 """What a question about oneself asks for, beside stop words."""
+_SCRIPT_LANGUAGES: Final = {
+    re.compile(script): language
+    for script, language in {
+        "[\u3040-\u30ff]": "ja",
+        "[\uac00-\ud7af]": "ko",
+        "[\u3400-\u9fff]": "zh",
+        "[\u0400-\u04ff]": "ru",
+        "[\u0900-\u097f]": "hi",
+        "[\u0600-\u06ff]": "ar",
+    }.items()
+}
+"""Scripts that tell the language. Japanese comes before Chinese, because it has Chinese characters, too."""
+_JAPANESE_QUESTION_WORDS: Final = re.compile(
+    "なぜ|どうして|どうやって|どこ|いつ|だれ|誰|何曜日|何[時回年]|何|どんな|どれくらい|どれだけ|どれ|どの|どう|いくつ|いくら|私たち|私|うち"
+)
+_JAPANESE_PARTICLES: Final = re.compile("(?<=[^\u3040-\u309f])(?:から|まで|のは|[はがをにでともかの])")
+"""After another script than their own, because inside a word in Hiragana they are syllables."""
 _DENSE_CHANGES: Final = ("变", "變", "新", "変", "바뀌", "변", "달라")
 WISHES: Final = frozenset("like want need love hate prefer".split())
 FUNCTION_WORDS: Final = {language: frozenset(split_words(words)) for language, words in _FUNCTION_WORDS.items()}
 _ALL_FUNCTION_WORDS: Final = STOP_WORDS.union(FIRST_PERSON, *FUNCTION_WORDS.values())
 MIN_FUNCTION_WORDS: Final = 2
-"""So many function words of a language show that a question is in it."""
+"""So many function words show that a question without any other sign is in a language."""
 
 
-def find_function_words(words: Sequence[str]) -> frozenset[str]:
-    """Return the function words of the language that a question is in: of the one that has most of its words."""
-    best, most = STOP_WORDS, sum(word in STOP_WORDS for word in words)
-    for known in FUNCTION_WORDS.values():
+def find_language(text: str) -> str:
+    """Return the language of a question, of those listed here: by its script, or the one that has most of its words.
+    Empty for English and for others.
+    """
+    if not text.isascii():
+        for script, language in _SCRIPT_LANGUAGES.items():
+            if script.search(text):
+                return language
+    words = split_words(text)
+    best, most = "", sum(word in STOP_WORDS for word in words)
+    least = MIN_FUNCTION_WORDS if text.isascii() else 1
+    for language, known in FUNCTION_WORDS.items():
         count = sum(word in known for word in words)
-        if count > most and count >= MIN_FUNCTION_WORDS:
-            best, most = known, count
+        if count > most and count >= least:
+            best, most = language, count
     return best
+
+
+def is_inflected(language: str) -> bool:
+    """Whether the words of a language have endings that English stemming does not cut."""
+    return language in FUNCTION_WORDS
+
+
+def select_topic(text: str, language: str) -> str:
+    """Return a question without the function words of its language; all of it if nothing else is left."""
+    if language == "ja":
+        topic = _JAPANESE_PARTICLES.sub(" ", _JAPANESE_QUESTION_WORDS.sub(" ", text))
+    elif language not in FUNCTION_WORDS:
+        return text
+    else:
+        topic = remove_words(text, FUNCTION_WORDS[language])
+    return topic if any(map(str.isalnum, topic)) else text
 
 
 def select_wishes(text: str) -> str:
@@ -118,7 +160,7 @@ def is_about_oneself(text: str) -> bool:
     if not is_first_person(text):
         return False
     words = split_words(text)
-    plain = find_function_words(words)
+    plain = FUNCTION_WORDS.get(find_language(text), STOP_WORDS)
     if words and all(word in plain or (plain is STOP_WORDS and word in ENGLISH_GENERIC) for word in words):
         return True
     if text.isascii():

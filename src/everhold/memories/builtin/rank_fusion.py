@@ -41,6 +41,9 @@ class RankingWeights(Struct, frozen=True, kw_only=True):
 STATIC_WEIGHTS: Final = RankingWeights()
 ONNX_WEIGHTS: Final = RankingWeights(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
 """With the stronger model, which takes over most of the table's weight."""
+FOREIGN_WEIGHTS: Final = RankingWeights(words=0.6, meaning=0.2, alike=0.2)
+"""Of a question in another language than English, of which the table knows little."""
+FOREIGN_ONNX_WEIGHTS: Final = RankingWeights(words=0.5, meaning=0.1, alike=0.2, deep=0.2)
 DAY_SECONDS: Final = 86_400.0
 MIN_SCORE_SHARE: Final = 0.25
 """The share of the best score that an item needs to be recalled in a turn."""
@@ -68,3 +71,10 @@ class RankedItem(Struct, frozen=True):
     first_chunk: int
     score: float
     best_chunk: int
+
+
+def choose_weights(*, english: bool, deep: bool) -> RankingWeights:
+    """Return the weights for a question, with or without the stronger model."""
+    if english:
+        return ONNX_WEIGHTS if deep else STATIC_WEIGHTS
+    return FOREIGN_ONNX_WEIGHTS if deep else FOREIGN_WEIGHTS

@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "8"
+VERSION: Final = "9"
 """Raised whenever the derived content changes. A file of another version is rebuilt."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
@@ -20,7 +20,7 @@ HASH_BYTES: Final = 262_144
 """Bytes that full text collects before it writes a segment. At every commit it scans a buffer of the largest size it
 ever had, so a large batch would make all later commits slow.
 """
-TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2"])
+TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2", "categories", "'L* N* Co Mc Mn'"])
 DAMAGE_ERRORS: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.IOError)
 
 _TABLES: Final = f"""

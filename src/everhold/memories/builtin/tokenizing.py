@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 CHUNK_CHARS: Final = 800
@@ -21,7 +21,15 @@ _SENTENCE: Final = re.compile(
 )
 _WORD_CHAR: Final = re.compile(r"\w")
 
-_WORD: Final = re.compile(r"[^\W_]+")
+_MARKS: Final = (
+    "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc"
+    "\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0711\u0730-\u074a\u07a6-\u07b0\u07eb-\u07f3\u07fd\u0816-\u082d\u0859-\u085b"
+    "\u0890-\u0963\u0971-\u0df3\u0f18-\u0fc6\u135d-\u135f\u1712-\u1773\u180b-\u180f\u1885\u1886\u18a9\u1920-\u193b\u1a17-\u1cff\u1dc0-\u1dff"
+)
+"""Vowel signs and accents are parts of words. Some ranges are wider: full text splits such a word, and finds its parts
+one after another.
+"""
+_WORD: Final = re.compile(f"(?:[^\\W_]|[{_MARKS}])+")
 _BREAKS: Final = (
     re.compile(r"\n\s*\n"),
     re.compile(r"\n"),
@@ -34,6 +42,14 @@ _DENSE_SCRIPT: Final = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff]+"
 )
+
+MIN_ARABIC_STEM: Final = 3
+_ARABIC: Final = re.compile("[\u0620-\u064a]")
+_ARABIC_MARK: Final = re.compile("[\u0640\u064b-\u065f\u0670]")
+_ARABIC_LETTERS: Final = str.maketrans("أإآىةؤئ", "اااييوي")
+_ARABIC_PREFIXES: Final = "وال بال كال فال لل ال و ب ل ف".split()
+_ARABIC_SUFFIXES: Final = "هما كما تين ها هم كم نا ان ات ون ين ته تي ه ي ت ك ا".split()
+MAX_ARABIC_PREFIXES, MAX_ARABIC_SUFFIXES = 3, 2
 
 STOP_WORDS: Final = frozenset(
     """
@@ -52,7 +68,7 @@ STOP_WORDS: Final = frozenset(
 
 def split_words(text: str) -> list[str]:
     """Return the words of a text in lower case, in order."""
-    return _WORD.findall(text.casefold())
+    return _WORD.findall(text.lower())
 
 
 def extract_content_words(text: str) -> list[str]:
@@ -64,9 +80,9 @@ def extract_content_words(text: str) -> list[str]:
 def find_capitalised_words(text: str) -> set[str]:
     """Return, in lower case, the words that begin with a capital letter and go on in small ones."""
     return {
-        word.casefold()
+        word.lower()
         for word in _WORD.findall(text)
-        if word[0].isupper() and word[1:].islower() and word.casefold() not in STOP_WORDS
+        if word[0].isupper() and word[1:].islower() and word.lower() not in STOP_WORDS
     }
 
 
@@ -81,6 +97,31 @@ def build_bigram_text(text: str) -> str:
     The last character of a run is also added alone, so that a search for words that begin with it finds it.
     """
     return " ".join(pair for run in _find_dense_runs(text) for pair in dict.fromkeys([*_split_bigrams(run), run[-1]]))
+
+
+def build_hidden_terms(text: str) -> str:
+    """Return what a text can be found by beside its words: character pairs, and stems of Arabic words."""
+    pairs = build_bigram_text(text)
+    if text.isascii() or not _ARABIC.search(text):
+        return pairs
+    stems = dict.fromkeys(cut_arabic_affixes(word) for word in _WORD.findall(text) if _ARABIC.match(word))
+    return " ".join([pairs, *stems]) if pairs else " ".join(stems)
+
+
+def is_arabic(word: str) -> bool:
+    return _ARABIC.match(word) is not None
+
+
+def cut_arabic_affixes(word: str) -> str:
+    """Return an Arabic word without article, prepositions and endings, marked so that it equals no whole word."""
+    stem = _ARABIC_MARK.sub("", word).translate(_ARABIC_LETTERS)
+    for _ in range(MAX_ARABIC_PREFIXES):
+        known = (prefix for prefix in _ARABIC_PREFIXES if stem.startswith(prefix))
+        stem = next((rest for prefix in known if len(rest := stem[len(prefix) :]) >= MIN_ARABIC_STEM), stem)
+    for _ in range(MAX_ARABIC_SUFFIXES):
+        known = (suffix for suffix in _ARABIC_SUFFIXES if stem.endswith(suffix))
+        stem = next((rest for suffix in known if len(rest := stem[: -len(suffix)]) >= MIN_ARABIC_STEM), stem)
+    return f"{stem}0"
 
 
 def build_bigram_queries(text: str) -> list[str]:
@@ -109,6 +150,11 @@ def is_acknowledgement(text: str) -> bool:
         return False
     words = [word for word in dict.fromkeys(split_words(text)) if word not in STOP_WORDS]
     return len(words) < MIN_TELLING_WORDS and not _find_dense_runs(text)
+
+
+def remove_words(text: str, words: Collection[str]) -> str:
+    """Return the words of a text, as they are written, without these."""
+    return " ".join(word for word in _WORD.findall(text) if word.lower() not in words)
 
 
 def remove_names(text: str, names: Iterable[str]) -> str:
