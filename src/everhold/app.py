@@ -651,7 +651,15 @@ class GatewayApp:
         from everhold.api.context import ApiContext, GatewayServices
         from everhold.api.idempotency import IdempotentTasks
         from everhold.api.logins import LoginRegistry
+        from everhold.assembly.home_setup import HomeSetup
 
+        config = ConfigText(
+            self.home,
+            environ=self.environ,
+            validate_plugin=build_plugin_check(),
+            get_start_settings=lambda: self.start_settings,
+            now=self.clock.now,
+        )
         return ApiContext(
             control=self.session_admin,
             memory=self.memory_admin,
@@ -695,13 +703,8 @@ class GatewayApp:
                 describe_hosts=self._describe_hosts,
                 drain=self.request_drain,
                 logs=LogFeed(self.home.logs / "everhold.log", self.log),
-                config=ConfigText(
-                    self.home,
-                    environ=self.environ,
-                    validate_plugin=build_plugin_check(),
-                    get_start_settings=lambda: self.start_settings,
-                    now=self.clock.now,
-                ),
+                config=config,
+                setup=HomeSetup(self.home, environ=self.environ, config=config, clock=self.clock, chance=self.chance),
                 reload_config=self.watcher.reload,
                 whisper=self.admission.send_outside_session,
             ),

@@ -28,6 +28,7 @@ from everhold.api import (
     overview,
     people,
     request_files,
+    setup,
 )
 from everhold.api.reference import build_route_table
 
@@ -47,6 +48,7 @@ HANDLER_MODULES = (
     overview,
     people,
     request_files,
+    setup,
 )
 CALLED_BY_ANOTHER_HANDLER = {"list_active_sessions"}
 WITHOUT_ROUTE = {

@@ -24,7 +24,14 @@ from everhold.core.approvals import ApprovalRecord, RememberedRule
 from everhold.core.budget import list_turn_budgets
 from everhold.core.entries import BODY_TYPES, BODY_VERSION, ChatLocation, Entry, EntryKind, Noted, Stamp
 from everhold.core.exchange import build_exchange_key, build_note, build_retraction
-from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount, digest_code
+from everhold.core.pairing import (
+    AccountInvitation,
+    IdentityLinkOffer,
+    PairingGrant,
+    PairingRequest,
+    WrongCodeCount,
+    digest_code,
+)
 from everhold.core.quotas import DailyUse
 from everhold.core.recall import RecallRecord, RecallTarget, RecallTrace
 from everhold.core.recall_blobs import PACKED, TextSource, pack_record, pack_text
@@ -55,6 +62,7 @@ STATE_VALUES: Final[dict[StateNamespace, Any]] = {
     StateNamespace.PAIRING_REQUEST: PairingRequest,
     StateNamespace.PAIRING_GRANT: PairingGrant,
     StateNamespace.PAIRING_ATTEMPTS: WrongCodeCount,
+    StateNamespace.INVITATION: AccountInvitation,
     StateNamespace.IDENTITY_LINK: IdentityLinkOffer,
     StateNamespace.TOOL_PINS: ToolPins,
     StateNamespace.LOGIN: LoginRecord,

@@ -1,7 +1,10 @@
 // Shows the log of the open session as a conversation, and the field for new messages.
 
 import { useMemo, useRef } from "preact/hooks";
+import { call } from "../api/client";
+import { buildLink } from "../router";
 import { state } from "../state/console_state";
+import { useResource } from "../ui/resource";
 import { words } from "../words";
 import { Composer } from "./composer";
 import { useFollow } from "./follow";
@@ -61,6 +64,7 @@ function Empty() {
     <li class="empty">
       <h2>{words.conversation.emptyTitle}</h2>
       <p>{words.conversation.emptyText}</p>
+      {state.caller.value?.operator && <OfflineHint />}
       {state.newChat.value && state.agents.value.length > 1 && (
         <p>
           <label>
@@ -74,5 +78,17 @@ function Empty() {
         </p>
       )}
     </li>
+  );
+}
+
+// Tells an operator whose agents have no language model yet where to set one up.
+function OfflineHint() {
+  const { value } = useResource((signal) => call("GET /api/models", {}, undefined, signal), []);
+  const isOffline = value?.models.every((it) => it.provider === "offline" || !it.agents.length);
+  if (!isOffline) return null;
+  return (
+    <p>
+      <a href={buildLink("setup")}>{words.setup.start}</a>
+    </p>
   );
 }

@@ -1,13 +1,12 @@
-// The agents with their models, memories, tools and budgets, and a live test of an agent's model.
+// The agents with their models, memories, tools and budgets.
 
-import { useState } from "preact/hooks";
 import { call } from "../api/client";
 import type { AgentView } from "../api/generated";
-import { Action } from "../ui/action";
+import { buildLink } from "../router";
 import { Facts } from "../ui/facts";
 import { Loaded } from "../ui/loaded";
 import { useResource } from "../ui/resource";
-import { formatMoney, formatNumber, formatSeconds } from "../ui/time";
+import { formatMoney, formatNumber } from "../ui/time";
 import { words } from "../words";
 
 export default function AgentsPage() {
@@ -37,33 +36,13 @@ function Agent({ agent, isDefault }: { agent: AgentView; isDefault: boolean }) {
       </h3>
       <Facts
         rows={[
-          [words.agents.model, [agent.model, ...agent.fallback].join(" → ")],
+          [words.agents.model, <a href={buildLink("models")}>{[agent.model, ...agent.fallback].join(" → ")}</a>],
           [words.pages.memories, agent.memories.join(", ")],
           [words.pages.tools, agent.tools.join(", ")],
           [words.agents.missing, agent.missing.length > 0 && <span class="bad">{agent.missing.join(", ")}</span>],
           [words.agents.budget, [usd ? formatMoney(usd) : "", tokens ? words.tokens(formatNumber(tokens)) : ""].filter(Boolean).join(", ")],
         ]}
       />
-      <ModelTest agent={agent.name} />
     </section>
-  );
-}
-
-// Asks the model for one word. The request belongs to no session, so nothing of it is stored.
-function ModelTest({ agent }: { agent: string }) {
-  const [reply, show] = useState("");
-  const test = async () => {
-    const began = performance.now();
-    const answer = (await call("POST /v1/chat/completions", {}, { model: agent, messages: [{ role: "user", content: words.agents.testWords }] })) as {
-      choices?: Array<{ message?: { content?: string } }>;
-    };
-    show(answer.choices?.[0]?.message?.content ?? "");
-    return words.agents.testDone(formatSeconds((performance.now() - began) / 1000));
-  };
-  return (
-    <>
-      <Action label={words.agents.test} act={test} />
-      {reply && <pre class="block">{reply}</pre>}
-    </>
   );
 }

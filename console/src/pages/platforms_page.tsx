@@ -1,7 +1,11 @@
 // The platforms: each account, whether it listens, and what it holds.
 
+import { useState } from "preact/hooks";
 import { call } from "../api/client";
 import { buildLink } from "../router";
+import { AccountForm } from "../setup/account_form";
+import { InvitationMaker } from "../setup/invitation";
+import { Choice } from "../ui/field";
 import { Loaded } from "../ui/loaded";
 import { useResource } from "../ui/resource";
 import { Table } from "../ui/table";
@@ -11,6 +15,11 @@ type Account = { platform: string; account: string; listening?: boolean; error?:
 
 export default function PlatformsPage() {
   const status = useResource((signal) => call("GET /api/status", {}, undefined, signal), [], (entry) => entry.kind === "heard");
+  const setup = useResource((signal) => call("GET /api/setup", {}, undefined, signal), []);
+  const reload = () => {
+    status.reload();
+    setup.reload();
+  };
   return (
     <>
       <h2>{words.pages.platforms}</h2>
@@ -33,6 +42,9 @@ export default function PlatformsPage() {
       <p>
         <a href={buildLink("people")}>{words.platforms.pairing}</a>
       </p>
+      {status.value?.accounts.length ? <Invitations accounts={status.value.accounts as Account[]} /> : null}
+      <h3>{words.setup.platform}</h3>
+      <Loaded resource={setup}>{(found) => <AccountForm setup={found} onDone={reload} />}</Loaded>
     </>
   );
 }
@@ -47,4 +59,17 @@ function describeRest({ platform, account, listening, error, ...rest }: Account)
     .filter(([, value]) => value !== null && value !== "" && value !== false && typeof value !== "object")
     .map(([name, value]) => `${name}: ${String(value)}`)
     .join(", ");
+}
+
+function Invitations({ accounts }: { accounts: Account[] }) {
+  const [chosen, choose] = useState("");
+  const account = accounts.find((it) => `${it.platform} ${it.account}` === chosen) ?? accounts[0]!;
+  const names = accounts.map((it) => `${it.platform} ${it.account}`);
+  return (
+    <>
+      <h3>{words.setup.invite}</h3>
+      {accounts.length > 1 && <Choice label={words.platforms.account} value={chosen || names[0]!} options={names.map((it) => [it, it])} onChange={choose} />}
+      <InvitationMaker key={chosen} platform={account.platform} account={account.account} />
+    </>
+  );
 }

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from everhold.api import admin, configuration, console_schemas, handlers, inbox, inspection, logs, memory, overview
+from everhold.api import (
+    admin,
+    configuration,
+    console_schemas,
+    handlers,
+    inbox,
+    inspection,
+    logs,
+    memory,
+    overview,
+    setup,
+)
 from everhold.api.route_types import ApiRoute, ResponseBody, RouteParameter
 from everhold.config.whole_text import MAX_VERSIONS
 from everhold.core.callers import CallerRole
@@ -235,6 +246,64 @@ CONSOLE_ROUTES: Final = (
         response_bodies={200: ResponseBody("The lines, oldest first.", console_schemas.LogLinesResponse, streams=True)},
         refusal_statuses=(400,),
         least=CallerRole.OPERATOR,
+    ),
+    # -- setup ---------------------------------------------------------------------------------------------------------
+    ApiRoute(
+        "GET /api/setup",
+        setup.describe_setup,
+        "Show what can be set up",
+        response_bodies={200: ResponseBody("Kinds of models, and platforms.", console_schemas.SetupResponse)},
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "GET /api/models",
+        setup.list_models,
+        "List the configured models",
+        response_bodies={200: ResponseBody("The models.", console_schemas.ModelsResponse)},
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "POST /api/models/{name}/test",
+        setup.test_model,
+        "Test a configured model",
+        about="It is asked for one word. The request belongs to no session.",
+        parameters=(RouteParameter("name", "Its key in `models`.", "path"),),
+        response_bodies={200: ResponseBody("Its answer, or the error.", console_schemas.ModelTestResponse)},
+        refusal_statuses=(404,),
+        least=CallerRole.OPERATOR,
+    ),
+    ApiRoute(
+        "POST /api/setup/model",
+        setup.set_up_model,
+        "Test a model, and use it",
+        about="With `write` a model that works becomes the model of all agents that name none.",
+        request_type=console_schemas.ModelSetupRequest,
+        response_bodies={200: ResponseBody("Its answer, or the error.", console_schemas.ModelTestResponse)},
+        refusal_statuses=(400, 409),
+        least=CallerRole.OPERATOR,
+        fresh=True,
+    ),
+    ApiRoute(
+        "POST /api/setup/account",
+        setup.set_up_account,
+        "Test an account of a platform, and connect it",
+        about="With `write` an account that works is connected at once.",
+        request_type=console_schemas.AccountSetupRequest,
+        response_bodies={200: ResponseBody("Its name there, or the error.", console_schemas.AccountTestResponse)},
+        refusal_statuses=(400, 409),
+        least=CallerRole.OPERATOR,
+        fresh=True,
+    ),
+    ApiRoute(
+        "POST /api/invitations",
+        setup.create_invitation,
+        "Invite a person to an account",
+        about="Whoever opens the link first has access to direct chats with the account, for good.",
+        request_type=console_schemas.InvitationRequest,
+        response_bodies={200: ResponseBody("The link.", console_schemas.InvitationResponse)},
+        refusal_statuses=(400, 404),
+        least=CallerRole.OPERATOR,
+        fresh=True,
     ),
     ApiRoute(
         "GET /api/inbox",

@@ -307,6 +307,121 @@ class LogLinesResponse(Struct):
     """Each with `at`, `level`, `event` and its fields; a line of a program has only `text`."""
 
 
+# -- setup -------------------------------------------------------------------------------------------------------------
+
+
+class ModelProviderView(Struct):
+    """A kind of model, with its usual address and an example of a name."""
+
+    name: str
+    about: str
+    url: str
+    example: str
+
+
+class AskedSettingView(Struct):
+    """A setting of an account that a person has to give."""
+
+    name: str
+    question: str
+    is_secret: bool
+
+
+class PlatformOfferView(Struct):
+    """A chat platform. `problem` says why it cannot be used here."""
+
+    name: str
+    settings: list[AskedSettingView]
+    accounts: list[str]
+    problem: str
+    remedy: str
+
+
+class SetupResponse(Struct):
+    """`is_offline`: the default agent has no language model yet."""
+
+    is_offline: bool
+    providers: list[ModelProviderView]
+    platforms: list[PlatformOfferView]
+
+
+class ConfiguredModelView(Struct):
+    """A configured model. `missing` are variables without a value."""
+
+    name: str
+    provider: str
+    model: str
+    url: str
+    key_env: str
+    missing: list[str]
+    agents: list[str]
+
+
+class ModelsResponse(Struct):
+    models: list[ConfiguredModelView]
+
+
+class ModelSetupRequest(Struct, forbid_unknown_fields=True):
+    """A model to test. An empty key is the one that `.env` has for this address."""
+
+    provider: Annotated[str, Meta(description="`openai`, `anthropic` or `offline`.")]
+    url: Annotated[str, Meta(description="Its address; the usual one if empty.", max_length=2_000)] = ""
+    name: Annotated[str, Meta(description="Its name there.", max_length=200)] = ""
+    key: Annotated[str, Meta(description="Its key. It is never shown again.", max_length=4_000)] = ""
+    alias: Annotated[str, Meta(description="Its name in config.yaml; the provider if empty.", max_length=100)] = ""
+    write: Annotated[bool, Meta(description="Make it the agents' model if it works.")] = False
+
+
+class ModelTestResponse(Struct):
+    """What a model answered, or why it did not, with a remedy."""
+
+    works: bool
+    reply: str
+    seconds: float
+    tokens: int
+    message: str
+    remedy: str
+    written: bool
+
+
+class AccountSetupRequest(Struct, forbid_unknown_fields=True):
+    """An account to test. An empty secret is the one that `.env` has for it."""
+
+    platform: Label
+    account: Annotated[str, Meta(description="Its name here; that of the default agent if empty.", max_length=100)] = ""
+    agent: Annotated[str, Meta(description="The agent that answers there.", max_length=200)] = ""
+    values: Annotated[dict[str, str], Meta(description="Its settings, by name.")] = {}
+    write: Annotated[bool, Meta(description="Connect it if it works.")] = False
+
+
+class AccountTestResponse(Struct):
+    """The account's name on its platform and how to say hello to it, or why it does not work, with a remedy."""
+
+    works: bool
+    account: str
+    name: str
+    hello: str
+    message: str
+    remedy: str
+    written: bool
+
+
+class InvitationRequest(Struct, forbid_unknown_fields=True):
+    """Who may have access to an account: the person of this name, or anybody."""
+
+    platform: Label
+    account: Label
+    person: Annotated[str, Meta(description="A name, an identity or an id.", max_length=200)] = ""
+
+
+class InvitationResponse(Struct):
+    """`link` is valid once, until `until`. `name` is that of the account on its platform."""
+
+    link: str
+    name: str
+    until: float
+
+
 # -- inbox -------------------------------------------------------------------------------------------------------------
 
 

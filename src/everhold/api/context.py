@@ -17,6 +17,7 @@ from everhold.api.log_tail import LogTail
 from everhold.api.logins import LoginRegistry
 from everhold.api.rate_limits import RateLimit, RateLimitBuckets, SlotCounter
 from everhold.assembly.agents import ConfiguredAgents
+from everhold.assembly.home_setup import HomeSetup
 from everhold.config.settings import HttpSettings, Settings
 from everhold.config.whole_text import ConfigText
 from everhold.core.entries import ChatLocation
@@ -97,6 +98,7 @@ class GatewayServices:
     config: ConfigText
     reload_config: Callable[[], None]
     """Puts config.yaml in force now."""
+    setup: HomeSetup
     whisper: Callable[[ChatLocation, str], None]
     """Sends a text to a chat without recording it in a session."""
 

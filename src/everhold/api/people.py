@@ -12,13 +12,13 @@ from everhold.api.errors import build_json_response
 from everhold.api.request import ApiCall
 from everhold.config.settings import Settings
 from everhold.core.entries import ChatLocation
+from everhold.core.pairing import WELCOME
 from everhold.core.people import IdentityProof, PeopleDirectory, PersonRecord, build_identity
 from everhold.errors import InvalidRequest, NotFound
 from everhold.ingress.people import require_identity
 from everhold.ingress.roles import EVERYWHERE, describe_ownership
 
 MAX_EVENTS: Final = 1_000
-WELCOME: Final = "You have access now. What can I do for you?"
 
 
 async def list_people(call: ApiCall) -> Response:

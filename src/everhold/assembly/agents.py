@@ -232,7 +232,7 @@ class ConfiguredAgents:
         model = self.settings.models.get(chosen)
         fits = model is not None and not is_free_model(settings, model)
         names = [chosen if fits else settings.model, *settings.fallback]
-        models = tuple(self._get_model(name) for name in dict.fromkeys(names))
+        models = tuple(self.get_model(name) for name in dict.fromkeys(names))
         summariser = settings.compression.model
         asked = [name for name in (*names, summariser or "") if name in self.settings.models]
         compression = settings.compression
@@ -250,7 +250,7 @@ class ConfiguredAgents:
             waits_for=" ".join(self.settings.model_signatures.get(name, name) for name in dict.fromkeys(names)),
             model_choices=tuple(sorted(self.settings.models)),
             explain_unfit_model=lambda name: self._explain_unfit_model(settings, name),
-            summariser=self._get_model(summariser) if summariser else models[0],
+            summariser=self.get_model(summariser) if summariser else models[0],
             tools={**self.memories.list_tools(settings.name), **tools.tools},
             tool_needs=tools.needs,
             get_policy=lambda: self.policy,
@@ -297,7 +297,8 @@ class ConfiguredAgents:
             is_pull_location=self._is_pull_location,
         )
 
-    def _get_model(self, name: str) -> Model:
+    def get_model(self, name: str) -> Model:
+        """Return a configured model; one that always fails if it cannot be used."""
         if name not in self._models:
             settings = self.settings.models[name]
             try:

@@ -161,6 +161,11 @@ def list_model_values(choice: ModelChoice, before: Settings) -> dict[str, Any]:
     return {**changes, "defaults.model": choice.alias}
 
 
+def is_alias(name: str) -> bool:
+    """Whether a name can be a key of `models`. `offline` is always there."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name) is not None and name != OFFLINE_PROVIDER
+
+
 def quote_key(name: str) -> str:
     """Return a name as a part of a dotted key."""
     return f'"{name}"' if split_key(name) != (name,) else name

@@ -1,5 +1,5 @@
 import { c as T, f as $, o as A, t as a, u as d } from "./preact.js";
-import { B as readStream, U as words, j as buildLink, w as Problem, y as formatFull } from "./shared.js";
+import { M as buildLink, V as readStream, W as words, v as formatFull, w as Problem } from "./shared.js";
 function AuditPage() {
 	const [report, show] = d(null);
 	const [progress, advance] = d(null);

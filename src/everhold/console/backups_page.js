@@ -1,4 +1,4 @@
-import { U as words, _ as formatBytes, c as Loaded, k as call, o as Table, s as useResource, u as Action, x as formatNumber, y as formatFull } from "./shared.js";
+import { A as call, T as useResource, W as words, b as formatNumber, c as Loaded, g as formatBytes, o as Table, s as Action, v as formatFull } from "./shared.js";
 import { f as $, t as a } from "./preact.js";
 function BackupsPage() {
 	const backups = useResource((signal) => call("GET /api/backups", {}, void 0, signal), []);

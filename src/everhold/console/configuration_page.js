@@ -1,5 +1,5 @@
 import { f as $, t as a, u as d } from "./preact.js";
-import { D as ApiError, U as words, c as Loaded, k as call, o as Table, s as useResource, u as Action, y as formatFull } from "./shared.js";
+import { A as call, O as ApiError, T as useResource, W as words, c as Loaded, o as Table, s as Action, v as formatFull } from "./shared.js";
 import { n as Problems } from "./health_page2.js";
 function ConfigurationPage() {
 	const config = useResource((signal) => call("GET /api/config", {}, void 0, signal), []);

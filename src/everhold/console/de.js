@@ -23,6 +23,8 @@ var de = {
 		memories: "Gedächtnisse",
 		people: "Personen",
 		schedules: "Zeitpläne",
+		setup: "Erste Schritte",
+		models: "Modelle",
 		agents: "Agenten",
 		platforms: "Plattformen",
 		tools: "Werkzeuge",
@@ -401,14 +403,41 @@ var de = {
 		remove: "Löschen",
 		confirmRemove: "Er läuft nicht mehr."
 	},
+	setup: {
+		model: "Modell",
+		offline: "Die Agenten antworten mit einem kleinen eingebauten Programm, bis sie ein Sprachmodell haben.",
+		modelThere: "die Agenten haben ein Sprachmodell",
+		anotherModel: "Ein anderes Modell verwenden",
+		provider: "Art",
+		providers: {
+			openai: "OpenAI-kompatibel",
+			anthropic: "Anthropic",
+			offline: "keines (offline)"
+		},
+		url: "Adresse",
+		modelName: "Name dort",
+		key: "Schlüssel",
+		useModel: "Testen und verwenden",
+		modelWorks: (reply, time) => `Es hat in ${time} „${reply}“ geantwortet.`,
+		modelInUse: "Die Agenten verwenden es ab der nächsten Nachricht.",
+		platform: "Chat-Plattform",
+		platformAbout: "Verbinden Sie einen Bot und laden Sie sich dann mit einem Link oder einem QR-Code ein.",
+		connect: "Testen und verbinden",
+		connected: (platform, name) => name ? `Mit ${platform} als ${name} verbunden.` : `Mit ${platform} verbunden.`,
+		invite: "Einladung erstellen",
+		invited: "Person",
+		invitation: (name, time) => `Wer diesen Link zuerst öffnet, darf ${name} schreiben. Er gilt bis ${time}.`,
+		qr: "Die Einladung als QR-Code",
+		hello: "Hallo sagen",
+		toConversation: "Gespräch öffnen",
+		start: "Ein Sprachmodell einrichten"
+	},
 	agents: {
 		default: "Standard",
 		model: "Modell",
 		missing: "Fehlt",
 		budget: "Budget je Tag",
-		test: "Modell prüfen",
-		testWords: "Antworte mit einem Wort: bereit",
-		testDone: (time) => `antwortete in ${time}`
+		test: "Modell prüfen"
 	},
 	platforms: {
 		none: "Keine Plattform ist konfiguriert.",

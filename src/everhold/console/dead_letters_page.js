@@ -1,4 +1,4 @@
-import { P as place, U as words, a as usePages, c as Loaded, j as buildLink, k as call, o as Table, s as useResource, u as Action, w as Problem, y as formatFull } from "./shared.js";
+import { A as call, F as place, M as buildLink, T as useResource, W as words, a as usePages, c as Loaded, o as Table, s as Action, v as formatFull, w as Problem } from "./shared.js";
 import { f as $, t as a } from "./preact.js";
 function DeadLettersPage() {
 	const { query } = place.value;

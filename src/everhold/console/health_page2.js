@@ -1,4 +1,4 @@
-import { C as formatShort, U as words, c as Loaded, j as buildLink, k as call, l as Facts, o as Table, s as useResource, u as Action, x as formatNumber, y as formatFull } from "./shared.js";
+import { A as call, M as buildLink, S as formatShort, T as useResource, W as words, b as formatNumber, c as Loaded, l as Facts, o as Table, s as Action, v as formatFull } from "./shared.js";
 import { f as $, t as a } from "./preact.js";
 function HealthPage() {
 	const status = useResource((signal) => call("GET /api/status", {}, void 0, signal), [], (entry) => entry.kind === "ended");

@@ -1,4 +1,4 @@
-import { S as formatSeconds, U as words, c as Loaded, k as call, o as Table, s as useResource, u as Action } from "./shared.js";
+import { A as call, T as useResource, W as words, c as Loaded, o as Table, s as Action, x as formatSeconds } from "./shared.js";
 import { f as $, t as a } from "./preact.js";
 function HostsPage() {
 	const hosts = useResource((signal) => call("GET /api/hosts", {}, void 0, signal), []);

@@ -1,5 +1,5 @@
 import { f as $, t as a, u as d } from "./preact.js";
-import { C as formatShort, U as words, c as Loaded, i as Field, j as buildLink, k as call, s as useResource, u as Action } from "./shared.js";
+import { A as call, M as buildLink, S as formatShort, T as useResource, W as words, c as Loaded, i as Field, s as Action } from "./shared.js";
 function InboxPage() {
 	const inbox = useResource((signal) => call("GET /api/inbox", {}, void 0, signal), [], (entry) => [
 		"ended",

@@ -1,5 +1,5 @@
 import { a as y, f as $, i as x, o as A, p as Q, r as f, t as a, u as d } from "./preact.js";
-import { H as language, I as LoginPage, L as OfferedLogin, M as followAddress, P as place, R as EventStream, T as state, U as words, V as login, W as __vitePreload, d as SessionList, f as nameSession, h as CopyButton, j as buildLink, m as Conversation, p as LogView, z as connection } from "./shared.js";
+import { B as connection, E as state, F as place, G as __vitePreload, H as login, L as LoginPage, M as buildLink, N as followAddress, R as OfferedLogin, U as language, W as words, d as nameSession, f as LogView, m as CopyButton, p as Conversation, u as SessionList, z as EventStream } from "./shared.js";
 function forAll(name, group, load) {
 	return {
 		name,
@@ -22,6 +22,8 @@ var PAGES = [
 	forAll("schedules", "talk", () => __vitePreload(() => import("./schedules_page.js"), [])),
 	forAll("memories", "knowledge", () => __vitePreload(() => import("./memories_page.js"), [])),
 	forOperators("people", "knowledge", () => __vitePreload(() => import("./people_page.js"), [])),
+	forOperators("setup", "set_up", () => __vitePreload(() => import("./setup_page.js"), [])),
+	forOperators("models", "set_up", () => __vitePreload(() => import("./models_page.js"), [])),
 	forOperators("agents", "set_up", () => __vitePreload(() => import("./agents_page.js"), [])),
 	forOperators("platforms", "set_up", () => __vitePreload(() => import("./platforms_page.js"), [])),
 	forOperators("tools", "set_up", () => __vitePreload(() => import("./tools_page.js"), [])),

@@ -1,4 +1,4 @@
-import { A as callForText, E as parseAddress, N as go, P as place, S as formatSeconds, T as state, U as words, a as usePages, b as formatMoney, c as Loaded, f as nameSession, i as Field, j as buildLink, k as call, l as Facts, n as saveFile, o as Table, r as Choice, s as useResource, u as Action, v as formatExactTime, w as Problem, x as formatNumber, y as formatFull } from "./shared.js";
+import { A as call, D as parseAddress, E as state, F as place, M as buildLink, P as go, T as useResource, W as words, _ as formatExactTime, a as usePages, b as formatNumber, c as Loaded, d as nameSession, i as Field, j as callForText, l as Facts, n as saveFile, o as Table, r as Choice, s as Action, v as formatFull, w as Problem, x as formatSeconds, y as formatMoney } from "./shared.js";
 import { f as $, t as a, u as d } from "./preact.js";
 function MessageList({ messages }) {
 	return /* @__PURE__ */ a("ol", {

@@ -1,4 +1,4 @@
-import { U as words, c as Loaded, k as call, o as Table, s as useResource, u as Action, y as formatFull } from "./shared.js";
+import { A as call, T as useResource, W as words, c as Loaded, o as Table, s as Action, v as formatFull } from "./shared.js";
 import { f as $, t as a } from "./preact.js";
 function LoginsPage() {
 	const logins = useResource((signal) => call("GET /api/logins", {}, void 0, signal), []);

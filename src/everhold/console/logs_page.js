@@ -1,5 +1,5 @@
 import { c as T, o as A, t as a, u as d } from "./preact.js";
-import { B as readStream, O as buildUrl, U as words, g as useFollow, i as Field, j as buildLink, r as Choice, w as Problem } from "./shared.js";
+import { M as buildLink, V as readStream, W as words, h as useFollow, i as Field, k as buildUrl, r as Choice, w as Problem } from "./shared.js";
 var LEVELS = [
 	"debug",
 	"info",

@@ -1,5 +1,5 @@
 import { f as $, t as a, u as d } from "./preact.js";
-import { C as formatShort, S as formatSeconds, T as state, U as words, b as formatMoney, c as Loaded, i as Field, j as buildLink, k as call, o as Table, r as Choice, s as useResource, u as Action, x as formatNumber, y as formatFull } from "./shared.js";
+import { A as call, E as state, M as buildLink, S as formatShort, T as useResource, W as words, b as formatNumber, c as Loaded, i as Field, o as Table, r as Choice, s as Action, v as formatFull, x as formatSeconds, y as formatMoney } from "./shared.js";
 function MemoriesPage() {
 	const operator = state.caller.value?.operator;
 	return /* @__PURE__ */ a($, { children: [

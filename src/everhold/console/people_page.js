@@ -1,5 +1,5 @@
 import { f as $, t as a, u as d } from "./preact.js";
-import { A as callForText, P as place, U as words, c as Loaded, i as Field, j as buildLink, k as call, l as Facts, n as saveFile, o as Table, s as useResource, u as Action, x as formatNumber, y as formatFull } from "./shared.js";
+import { A as call, F as place, M as buildLink, T as useResource, W as words, b as formatNumber, c as Loaded, i as Field, j as callForText, l as Facts, n as saveFile, o as Table, s as Action, v as formatFull } from "./shared.js";
 import { t as ApprovePairing } from "./inbox_page2.js";
 function PeoplePage() {
 	const people = useResource((signal) => call("GET /api/people", {}, void 0, signal), [], (entry) => entry.kind === "heard");

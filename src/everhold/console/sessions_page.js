@@ -1,5 +1,5 @@
 import { t as a, u as d } from "./preact.js";
-import { C as formatShort, E as parseAddress, F as replacePlace, P as place, T as state, U as words, a as usePages, b as formatMoney, f as nameSession, i as Field, j as buildLink, k as call, r as Choice, t as VirtualList, w as Problem, x as formatNumber, y as formatFull } from "./shared.js";
+import { A as call, D as parseAddress, E as state, F as place, I as replacePlace, M as buildLink, S as formatShort, W as words, a as usePages, b as formatNumber, d as nameSession, i as Field, r as Choice, t as VirtualList, v as formatFull, w as Problem, y as formatMoney } from "./shared.js";
 var PAGE_SIZE = 100;
 var ROW_HEIGHT = 52;
 var STATES = [

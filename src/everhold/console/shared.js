@@ -23,6 +23,8 @@ var en = {
 		memories: "Memories",
 		people: "People",
 		schedules: "Schedules",
+		setup: "First steps",
+		models: "Models",
 		agents: "Agents",
 		platforms: "Platforms",
 		tools: "Tools",
@@ -401,14 +403,41 @@ var en = {
 		remove: "Delete",
 		confirmRemove: "It does not run again."
 	},
+	setup: {
+		model: "Model",
+		offline: "The agents answer with a small built-in program until they have a language model.",
+		modelThere: "the agents have a language model",
+		anotherModel: "Use another model",
+		provider: "Kind",
+		providers: {
+			openai: "OpenAI-compatible",
+			anthropic: "Anthropic",
+			offline: "none (offline)"
+		},
+		url: "Address",
+		modelName: "Name there",
+		key: "Key",
+		useModel: "Test and use",
+		modelWorks: (reply, time) => `It answered “${reply}” in ${time}.`,
+		modelInUse: "The agents use it from the next message on.",
+		platform: "Chat platform",
+		platformAbout: "Connect a bot, then invite yourself by a link or a QR code.",
+		connect: "Test and connect",
+		connected: (platform, name) => name ? `Connected to ${platform} as ${name}.` : `Connected to ${platform}.`,
+		invite: "Make an invitation",
+		invited: "Person",
+		invitation: (name, time) => `Whoever opens this link first may write to ${name}. It is valid until ${time}.`,
+		qr: "The invitation as a QR code",
+		hello: "Say hello",
+		toConversation: "Open the conversation",
+		start: "Set up a language model"
+	},
 	agents: {
 		default: "default",
 		model: "Model",
 		missing: "Missing",
 		budget: "Budget for a day",
-		test: "Test the model",
-		testWords: "Answer with one word: ready",
-		testDone: (time) => `answered in ${time}`
+		test: "Test the model"
 	},
 	platforms: {
 		none: "No platform is configured.",
@@ -1478,6 +1507,63 @@ var ConsoleState = class {
 	}
 };
 var state = new ConsoleState();
+var SETTLE_MS = 400;
+function useResource(load, keys, follows = null) {
+	const [shown, show] = d({
+		value: void 0,
+		error: null,
+		loading: true
+	});
+	const running = T(new AbortController());
+	const reload = b(() => {
+		running.current.abort();
+		const abort = running.current = new AbortController();
+		show((before) => ({
+			...before,
+			loading: true
+		}));
+		load(abort.signal).then((value) => abort.signal.aborted || show({
+			value,
+			error: null,
+			loading: false
+		}), (error) => abort.signal.aborted || show((before) => ({
+			...before,
+			error,
+			loading: false
+		})));
+	}, keys);
+	A(() => {
+		show({
+			value: void 0,
+			error: null,
+			loading: true
+		});
+		reload();
+		return () => running.current.abort();
+	}, [reload]);
+	useLive(reload, follows);
+	return {
+		...shown,
+		reload
+	};
+}
+function useLive(act, follows) {
+	A(() => {
+		let timer = 0;
+		const listen = (entry) => {
+			if (timer || entry && !follows?.(entry)) return;
+			timer = setTimeout(() => {
+				timer = 0;
+				act();
+			}, SETTLE_MS);
+		};
+		state.listeners.add(listen);
+		return () => {
+			state.listeners.delete(listen);
+			clearTimeout(timer);
+		};
+	}, [act]);
+}
 function Problem({ error }) {
 	if (!error) return null;
 	const known = error instanceof ApiError ? error : null;
@@ -2377,6 +2463,7 @@ function Empty() {
 		children: [
 			/* @__PURE__ */ a("h2", { children: words.conversation.emptyTitle }),
 			/* @__PURE__ */ a("p", { children: words.conversation.emptyText }),
+			state.caller.value?.operator && /* @__PURE__ */ a(OfflineHint, {}),
 			state.newChat.value && state.agents.value.length > 1 && /* @__PURE__ */ a("p", { children: /* @__PURE__ */ a("label", { children: [words.agent, /* @__PURE__ */ a("select", {
 				value: state.newChat.value.agent,
 				onChange: (event) => state.startConversation(event.currentTarget.value),
@@ -2387,6 +2474,14 @@ function Empty() {
 			})] }) })
 		]
 	});
+}
+function OfflineHint() {
+	const { value } = useResource((signal) => call("GET /api/models", {}, void 0, signal), []);
+	if (!value?.models.every((it) => it.provider === "offline" || !it.agents.length)) return null;
+	return /* @__PURE__ */ a("p", { children: /* @__PURE__ */ a("a", {
+		href: buildLink("setup"),
+		children: words.setup.start
+	}) });
 }
 function LogView() {
 	const log = state.getOpenLog();
@@ -2527,6 +2622,24 @@ function Item({ session, onChosen }) {
 		]
 	}) });
 }
+function Facts({ rows }) {
+	return /* @__PURE__ */ a("dl", {
+		class: "facts",
+		children: rows.filter(([, value]) => value !== "" && value !== null && value !== void 0 && value !== false).map(([name, value]) => /* @__PURE__ */ a("div", { children: [/* @__PURE__ */ a("dt", { children: name }), /* @__PURE__ */ a("dd", { children: value })] }, name))
+	});
+}
+function Loaded({ resource, children }) {
+	const { value, error } = resource;
+	return /* @__PURE__ */ a($, { children: [/* @__PURE__ */ a(Problem, { error }), value !== void 0 ? children(value) : error ? /* @__PURE__ */ a("button", {
+		class: "quiet",
+		onClick: resource.reload,
+		children: words.tryAgain
+	}) : /* @__PURE__ */ a("p", {
+		class: "hint",
+		role: "status",
+		children: words.loading
+	})] });
+}
 function Action({ label, act, confirm, danger, disabled, onDone }) {
 	const [phase, setPhase] = d("idle");
 	const [said, say] = d("");
@@ -2584,81 +2697,6 @@ function Action({ label, act, confirm, danger, disabled, onDone }) {
 			/* @__PURE__ */ a(Problem, { error })
 		]
 	});
-}
-function Facts({ rows }) {
-	return /* @__PURE__ */ a("dl", {
-		class: "facts",
-		children: rows.filter(([, value]) => value !== "" && value !== null && value !== void 0 && value !== false).map(([name, value]) => /* @__PURE__ */ a("div", { children: [/* @__PURE__ */ a("dt", { children: name }), /* @__PURE__ */ a("dd", { children: value })] }, name))
-	});
-}
-function Loaded({ resource, children }) {
-	const { value, error } = resource;
-	return /* @__PURE__ */ a($, { children: [/* @__PURE__ */ a(Problem, { error }), value !== void 0 ? children(value) : error ? /* @__PURE__ */ a("button", {
-		class: "quiet",
-		onClick: resource.reload,
-		children: words.tryAgain
-	}) : /* @__PURE__ */ a("p", {
-		class: "hint",
-		role: "status",
-		children: words.loading
-	})] });
-}
-var SETTLE_MS = 400;
-function useResource(load, keys, follows = null) {
-	const [shown, show] = d({
-		value: void 0,
-		error: null,
-		loading: true
-	});
-	const running = T(new AbortController());
-	const reload = b(() => {
-		running.current.abort();
-		const abort = running.current = new AbortController();
-		show((before) => ({
-			...before,
-			loading: true
-		}));
-		load(abort.signal).then((value) => abort.signal.aborted || show({
-			value,
-			error: null,
-			loading: false
-		}), (error) => abort.signal.aborted || show((before) => ({
-			...before,
-			error,
-			loading: false
-		})));
-	}, keys);
-	A(() => {
-		show({
-			value: void 0,
-			error: null,
-			loading: true
-		});
-		reload();
-		return () => running.current.abort();
-	}, [reload]);
-	useLive(reload, follows);
-	return {
-		...shown,
-		reload
-	};
-}
-function useLive(act, follows) {
-	A(() => {
-		let timer = 0;
-		const listen = (entry) => {
-			if (timer || entry && !follows?.(entry)) return;
-			timer = setTimeout(() => {
-				timer = 0;
-				act();
-			}, SETTLE_MS);
-		};
-		state.listeners.add(listen);
-		return () => {
-			state.listeners.delete(listen);
-			clearTimeout(timer);
-		};
-	}, [act]);
 }
 function Table({ label, rows, columns, empty, getKey }) {
 	if (!rows.length) return /* @__PURE__ */ a("p", {
@@ -2841,4 +2879,4 @@ function VirtualList({ label, items, rowHeight, getKey, onNearEnd, children }) {
 		})
 	});
 }
-export { callForText as A, readStream as B, formatShort as C, ApiError as D, parseAddress as E, replacePlace as F, language as H, LoginPage as I, OfferedLogin as L, followAddress as M, go as N, buildUrl as O, place as P, EventStream as R, formatSeconds as S, state as T, words as U, login as V, __vitePreload as W, formatBytes as _, usePages as a, formatMoney as b, Loaded as c, SessionList as d, nameSession as f, useFollow as g, CopyButton as h, Field as i, buildLink as j, call as k, Facts as l, Conversation as m, saveFile as n, Table as o, LogView as p, Choice as r, useResource as s, VirtualList as t, Action as u, formatExactTime as v, Problem as w, formatNumber as x, formatFull as y, connection as z };
+export { call as A, connection as B, formatTime as C, parseAddress as D, state as E, place as F, __vitePreload as G, login as H, replacePlace as I, LoginPage as L, buildLink as M, followAddress as N, ApiError as O, go as P, OfferedLogin as R, formatShort as S, useResource as T, language as U, readStream as V, words as W, formatExactTime as _, usePages as a, formatNumber as b, Loaded as c, nameSession as d, LogView as f, formatBytes as g, useFollow as h, Field as i, callForText as j, buildUrl as k, Facts as l, CopyButton as m, saveFile as n, Table as o, Conversation as p, Choice as r, Action as s, VirtualList as t, SessionList as u, formatFull as v, Problem as w, formatSeconds as x, formatMoney as y, EventStream as z };

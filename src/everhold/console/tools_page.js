@@ -1,4 +1,4 @@
-import { U as words, c as Loaded, k as call, o as Table, s as useResource } from "./shared.js";
+import { A as call, T as useResource, W as words, c as Loaded, o as Table } from "./shared.js";
 import { n as ConfirmTools } from "./inbox_page2.js";
 import { f as $, t as a } from "./preact.js";
 function ToolsPage() {

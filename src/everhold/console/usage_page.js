@@ -1,5 +1,5 @@
 import { f as $, t as a, u as d } from "./preact.js";
-import { U as words, b as formatMoney, c as Loaded, i as Field, k as call, o as Table, r as Choice, s as useResource, x as formatNumber } from "./shared.js";
+import { A as call, T as useResource, W as words, b as formatNumber, c as Loaded, i as Field, o as Table, r as Choice, y as formatMoney } from "./shared.js";
 var KEYS = [
 	"day",
 	"agent",

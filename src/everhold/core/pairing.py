@@ -4,8 +4,10 @@ or a few minutes.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -14,7 +16,13 @@ CODE_ALPHABET: Final = "ABCDEFGHJKMNPQRSTVWXYZ23456789"
 """Letters and digits that are not confused when they are read out or written by hand."""
 CODE_CHARS: Final = 8
 CODE_LIFETIME_SECONDS: Final = 600.0
+WELCOME: Final = "You have access now. What can I do for you?"
+"""What a person hears who was admitted."""
 MAX_WRONG_CODES: Final = 5
+INVITATION_BYTES: Final = 20
+INVITATION_LIFETIME_SECONDS: Final = 3600.0
+_INVITATION_PATTERN: Final = re.compile(r"/start(?:@\w+)? +([A-Z2-7]{32})")
+"""What a chat platform sends for somebody who opens the link of an invitation."""
 REPLY_INTERVAL_SECONDS: Final = 3600.0
 """How long a stranger who got a reply gets no other."""
 MAX_PAIRING_REQUESTS: Final = 1_000
@@ -39,6 +47,14 @@ class PairingGrant(Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
+class AccountInvitation(Struct, frozen=True, omit_defaults=True):
+    """An offer of access to whoever opens its link first. Its key is the digest of the code."""
+
+    at: float
+    person: str = ""
+    """The id of the person whom it admits; empty: a new one."""
+
+
 class WrongCodeCount(Struct, frozen=True, omit_defaults=True):
     """The number of wrong codes."""
 
@@ -61,6 +77,23 @@ def make_code(chance: bytes) -> str:
     letters = [CODE_ALPHABET[byte % len(CODE_ALPHABET)] for byte in chance if byte < fair][:CODE_CHARS]
     assert len(letters) == CODE_CHARS, "too few random bytes"
     return f"{''.join(letters[:4])}-{''.join(letters[4:])}"
+
+
+def make_invitation_code(chance: bytes) -> str:
+    """Return a code that nobody types: it has too many letters to be guessed, so wrong ones need not be counted."""
+    assert len(chance) == INVITATION_BYTES
+    return base64.b32encode(chance).decode()
+
+
+def find_invitation_code(text: str) -> str:
+    """Return the code of the invitation whose link was opened; empty if the message is none."""
+    found = _INVITATION_PATTERN.fullmatch(text.strip())
+    return found.group(1) if found else ""
+
+
+def is_invitation_valid(invitation: AccountInvitation, now: float) -> bool:
+    """Return whether an invitation can still be accepted. It cannot if the clock went back."""
+    return invitation.at <= now < invitation.at + INVITATION_LIFETIME_SECONDS
 
 
 def normalize_code(text: str) -> str:

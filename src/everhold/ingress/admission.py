@@ -23,6 +23,7 @@ from everhold.core.address import derive_address, parse_address
 from everhold.core.commands import ALONE, QUIETLY, get_command_roles, parse_command
 from everhold.core.consumers import COMMANDS, TURN
 from everhold.core.entries import ChatCommand, ChatLocation, EntryDraft, EntryKind, Heard, Stamp
+from everhold.core.pairing import WELCOME, find_invitation_code
 from everhold.core.people import PeopleDirectory, build_identity
 from everhold.core.roles import find_place
 from everhold.engine.state_updates import update_state_record
@@ -194,6 +195,12 @@ class AdmissionControl:
             if answer := await self.pairing.answer_link_command(sender.speaker, command.argument, admitted=admitted):
                 self.send_outside_session(incoming.origin, answer)
             return msgspec.structs.replace(found, refusal="it was a link command")
+        code = find_invitation_code(incoming.text) if sender.is_direct and not incoming.bot else ""
+        if code and await self.pairing.accept_invitation(
+            incoming.origin.platform, incoming.origin.account, incoming.sender, name=incoming.name, code=code
+        ):
+            self.send_outside_session(incoming.origin, WELCOME)
+            return msgspec.structs.replace(found, refusal="it was an invitation")
         if not admitted:
             if sender.is_direct and settings.access.pairing and not incoming.bot:
                 await self._answer_pairing_request(incoming)

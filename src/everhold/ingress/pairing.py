@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from everhold.core import pairing
 from everhold.core.access import IdentifiedSender
-from everhold.core.pairing import IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount
+from everhold.core.pairing import AccountInvitation, IdentityLinkOffer, PairingGrant, PairingRequest, WrongCodeCount
 from everhold.engine.state_updates import update_state_record
 from everhold.errors import Conflict, InvalidRequest, NotFound
 from everhold.ingress.people import PeopleRegistry
@@ -159,17 +159,69 @@ class PairingRegistry:
         )
         return {**described, "name": request.name, "person": person, "chat": request.chat}
 
+    # -- invitations -------------------------------------------------------------------------------------------------
+
+    async def create_invitation(self, platform: str, account: str, *, person: str = "") -> tuple[str, float]:
+        """Return a code that admits whoever sends it first to an account, and its end; as `person`, if given."""
+        now = self._clock.now()
+        who = (await self._people.require_person(person)).id if person else ""
+        for record in await self._store.list_state_records(StateNamespace.INVITATION):
+            other = _decode_record(record, AccountInvitation)
+            if other is None or not pairing.is_invitation_valid(other, now):
+                with contextlib.suppress(Conflict):  # another process deleted it
+                    await self._commit(record.replace_with(None))
+        code = pairing.make_invitation_code(self._chance.bytes(pairing.INVITATION_BYTES))
+        write = StateWrite(
+            namespace=StateNamespace.INVITATION,
+            key=pairing.digest_code(code, whose="invitation"),
+            scope=make_state_scope(platform, account),
+            value=_encode(AccountInvitation(at=now, person=who)),
+            version=0,
+        )
+        await self._commit(write)
+        self._log.info("pairing.invited", platform=platform, account=account)
+        return code, now + pairing.INVITATION_LIFETIME_SECONDS
+
+    async def accept_invitation(self, platform: str, account: str, sender: str, *, name: str, code: str) -> bool:
+        """Admit the sender of an invitation's code; return whether the code was valid. It is valid once."""
+        now, scope = self._clock.now(), make_state_scope(platform, account)
+        key = pairing.digest_code(code, whose="invitation")
+
+        async def find_invitation() -> tuple[StateRecord, AccountInvitation]:
+            record = await self._store.get_state_record(StateNamespace.INVITATION, key, scope=scope)
+            invitation = None if record is None else _decode_record(record, AccountInvitation)
+            if record is None or invitation is None or not pairing.is_invitation_valid(invitation, now):
+                raise NotFound("this invitation was used or is too old")
+            return record, invitation
+
+        async def list_writes() -> Sequence[StateWrite]:
+            record, _ = await find_invitation()
+            return record.replace_with(None), await self._build_grant(scope, sender, name=name, at=now)
+
+        try:
+            _, invitation = await find_invitation()
+            await self._people.admit_identity(
+                f"{platform}:{sender}", invitation.person, by="operator", list_writes=list_writes
+            )
+        except NotFound:
+            return False
+        self._log.info("pairing.approved", platform=platform, account=account, sender=sender)
+        return True
+
+    async def _build_grant(self, scope: str, sender: str, *, name: str, at: float) -> StateWrite:
+        granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, sender, scope=scope)
+        return StateWrite(
+            namespace=StateNamespace.PAIRING_GRANT,
+            key=sender,
+            scope=scope,
+            value=_encode(PairingGrant(at=at, name=name[:100])),
+            version=0 if granted is None else granted.version,
+        )
+
     async def _list_grant_writes(self, code: str, now: float) -> Sequence[StateWrite]:
         """Return the grant for the holder of a code, and the request without the code."""
         record, request = await self._find_request(code, now)
-        granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, record.key, scope=record.scope)
-        grant = StateWrite(
-            namespace=StateNamespace.PAIRING_GRANT,
-            key=record.key,
-            scope=record.scope,
-            value=_encode(PairingGrant(at=now, name=request.name)),
-            version=0 if granted is None else granted.version,
-        )
+        grant = await self._build_grant(record.scope, record.key, name=request.name, at=now)
         return record.replace_with(_encode(pairing.void_request(request))), grant
 
     async def _find_request(self, code: str, now: float) -> tuple[StateRecord, PairingRequest]:

@@ -239,6 +239,8 @@ class AccountIntroduction(Struct, frozen=True, kw_only=True):
     name: str
     hello: str = ""
     """How a person starts a chat with it, as a next step: `open https://… and say hello`."""
+    invitation: str = ""
+    """A link that opens a chat with it and sends `/start CODE`, with `{code}` for the code; empty if it has none."""
 
 
 @runtime_checkable

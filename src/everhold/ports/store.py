@@ -289,6 +289,7 @@ class StateNamespace(StrEnum):
     TRACE_EXPORT = "trace_export"
     APPROVAL = "approval"
     APPROVAL_RULE = "approval_rule"
+    INVITATION = "invitation"
 
 
 SHARED_NAMESPACES: Final = frozenset(

@@ -139,6 +139,7 @@ class LogEvent(StrEnum):
     NOTE_REFUSED = "note.refused"
     OFFSET_REFUSED = "offset.refused"
     PAIRING_APPROVED = "pairing.approved"
+    PAIRING_INVITED = "pairing.invited"
     PAIRING_LIMITED = "pairing.limited"
     PAIRING_LOCKED = "pairing.locked"
     PAIRING_REQUESTED = "pairing.requested"

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import getpass
 import os
-import re
 import sys
 from dataclasses import replace
 from typing import Any, TextIO
@@ -23,6 +22,7 @@ from everhold.assembly.model_setup import (
     ModelChoice,
     ModelTrial,
     choose_key_variable,
+    is_alias,
     list_model_values,
     parse_url,
     try_model,
@@ -201,7 +201,7 @@ def _check_choice(wish: ModelChoice, known: SecretEnvironment) -> None:
         raise InvalidRequest(
             "--key-env takes the name of a variable, not the key", remedy="--key-env OPENAI_API_KEY --key-stdin"
         )
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.alias) or wish.alias == OFFLINE_PROVIDER:
+    if not is_alias(wish.alias):
         raise InvalidRequest(
             "this name is not valid in `models`", remedy="use letters, digits, - and _, for example --as big"
         )

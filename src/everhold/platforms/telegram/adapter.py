@@ -129,7 +129,10 @@ class TelegramPlatform:
             me = await self._bot.get_me()
         except TelegramError as error:
             raise telegram_errors.convert_error(error, what="the bot", token=self._token) from error
-        return AccountIntroduction(name=f"@{me.username}", hello=f"open https://t.me/{me.username} and say hello")
+        chat = f"https://t.me/{me.username}"
+        return AccountIntroduction(
+            name=f"@{me.username}", hello=f"open {chat} and say hello", invitation=f"{chat}?start={{code}}"
+        )
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
