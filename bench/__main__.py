@@ -30,6 +30,7 @@ from bench.peers import peer_rows
 from bench.platform_cost import platform_cost_rows
 from bench.plugin_processes import plugin_process_rows
 from bench.postgres import postgres_rows
+from bench.postgres_hosts import postgres_hosts_rows
 from bench.recall.__main__ import main as measure_recall
 from bench.recalling import memory_growth_rows, recalling_rows
 from bench.security import security_rows
@@ -73,6 +74,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "traces": trace_rows,
     "security": security_rows,
     "postgres": postgres_rows,
+    "postgres-hosts": postgres_hosts_rows,
 }
 
 

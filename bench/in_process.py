@@ -32,6 +32,7 @@ from everhold.ports.platform import (
     Platform,
     SupportsDrafts,
 )
+from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
@@ -116,14 +117,14 @@ class InstantPlatform:
 class InProcessGateway:
     """A store, ingress and the workers."""
 
-    def __init__(self, store: SqliteStore, *, context_tokens: int = 100_000) -> None:
+    def __init__(self, store: Store, *, context_tokens: int = 100_000, model: InstantModel | None = None) -> None:
         self.store = store
         self.gates = Gates(
             store=store, clock=SystemClock(), chance=SystemRandom(), log=SilentLogger(), owner=os.urandom(4).hex()
         )
         self.wakeups = Wakeups()
         self.platform = InstantPlatform()
-        model = InstantModel(context_tokens)
+        model = model or InstantModel(context_tokens)
         self._runtime = AgentRuntime(agent="main", system="You answer at once.", models=(model,), summariser=model)
         self.supervisor = WorkerSupervisor(self.gates, runtimes=self, wakeups=self.wakeups)
         self.accept = MessageAcceptor(self.gates, admit=self._admit, wakeups=self.wakeups)
@@ -153,7 +154,8 @@ class InProcessGateway:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[InProcessGateway]:
-        await self.store.revoke_leases(owner=self.gates.owner)
+        if self.store.is_exclusive:
+            await self.store.revoke_leases(owner=self.gates.owner)
         work = asyncio.create_task(self.supervisor.dispatch())
         yield self
         self.supervisor.is_stopping = True

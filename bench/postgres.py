@@ -57,7 +57,7 @@ def _accept_rows(server: PostgresTestServer, rounds: int) -> list[Row]:
     with server.lend_store_database() as url:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(PLAIN_TABLES)
-        asyncio.run(_open_sessions(url, CALLERS))
+        asyncio.run(open_sessions(url, CALLERS))
         found = interleave(
             rounds,
             {"everhold": lambda: asyncio.run(_accept(url)), "pgbench": lambda: _run_pgbench(server, url)},
@@ -74,7 +74,7 @@ def _accept_rows(server: PostgresTestServer, rounds: int) -> list[Row]:
     ]
 
 
-async def _open_sessions(url: str, count: int) -> None:
+async def open_sessions(url: str, count: int) -> None:
     store = await PostgresStore.open(url, chance=SystemRandom())
     for number in range(count):
         opens = SessionOpening(agent="main", address=f"bench:{number}")
@@ -91,7 +91,7 @@ async def _accept(url: str, *, seconds: float = 4.0) -> float:
     async def call(number: int) -> None:
         nonlocal done
         while time.perf_counter() < ends:
-            await store.commit(_make_message(number))
+            await store.commit(make_message(number))
             done += 1
 
     started = time.perf_counter()
@@ -101,7 +101,7 @@ async def _accept(url: str, *, seconds: float = 4.0) -> float:
     return done / spent
 
 
-def _make_message(number: int, *, owner: str = "") -> Change:
+def make_message(number: int, *, owner: str = "") -> Change:
     heard = Heard(origin=ChatLocation(platform="bench", chat=str(number)), text=MESSAGE)
     draft = EntryDraft(body=heard, author="person:p", dedup=os.urandom(8).hex())
     wakeup = Wakeup(consumer="turn", owner=owner, lease=60.0)
@@ -136,7 +136,7 @@ def _turn_rows(server: PostgresTestServer, rounds: int) -> list[Row]:
     client, remote, trips = [], [], []
     for _ in range(rounds):
         with server.lend_store_database() as url:
-            asyncio.run(_open_sessions(url, SESSIONS))
+            asyncio.run(open_sessions(url, SESSIONS))
             one, other, count = asyncio.run(_turn(server, url))
             client.append(one)
             remote.append(other)
@@ -151,13 +151,13 @@ def _turn_rows(server: PostgresTestServer, rounds: int) -> list[Row]:
 async def _turn(server: PostgresTestServer, url: str, *, turns: int = 60) -> tuple[float, float, float]:
     """CPU milliseconds of a turn here and in the server, and round trips of a turn."""
     store = await PostgresStore.open(url, chance=SystemRandom())
-    await asyncio.gather(*(_play_turn(store, number) for number in range(SESSIONS) for _ in range(1)))
+    await asyncio.gather(*(play_turn(store, number) for number in range(SESSIONS) for _ in range(1)))
     here, there = time.process_time(), read_server_seconds(server)
     trips = store.count_round_trips()
 
     async def talk(number: int) -> None:
         for _ in range(turns):
-            await _play_turn(store, number)
+            await play_turn(store, number)
 
     await asyncio.gather(*(talk(number) for number in range(SESSIONS)))
     count = turns * SESSIONS
@@ -170,9 +170,9 @@ async def _turn(server: PostgresTestServer, url: str, *, turns: int = 60) -> tup
     return found
 
 
-async def _play_turn(store: PostgresStore, number: int) -> None:
+async def play_turn(store: PostgresStore, number: int) -> None:
     """The store calls of a plain turn: accept with the claim, snapshot, begin, answer with the end and the release."""
-    (claim,) = (await store.commit(_make_message(number, owner="me"))).claims
+    (claim,) = (await store.commit(make_message(number, owner="me"))).claims
     session = claim.session
     snapshot = await store.get_session_snapshot(session)
     takes = tuple(entry.seq for entry in snapshot.pending)

@@ -19,7 +19,7 @@ from tests.hosts.trial_table import prove
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("EVERHOLD_HOST_KILLS", "300"))
-KILLS_PER_RUN = 15
+KILLS_PER_RUN = 10
 
 
 def assert_nothing_wrong(found: HostKillResult) -> None:

@@ -13,8 +13,8 @@ from everhold.testing.postgres_server import PostgresTestServer
 from tests.hosts.trial_table import prove
 
 KILLS = int(os.environ.get("EVERHOLD_HOST_KILLS", "300"))
-KILLS_PER_RUN = 25
-GATES_PER_RUN = 12
+KILLS_PER_RUN = 10
+GATES_PER_RUN = 8
 TOUR = [gate for moment in KILL_MOMENTS for gate in list_kill_gates(is_shared=True) if gate.moment == moment]
 
 

@@ -72,10 +72,14 @@ async def prove(part: str, run: int, trial: Callable[[], Awaitable[TrialResult]]
         seconds=round(time.monotonic() - began, 1),
         load=round(os.getloadavg()[0], 1),
         counts=_count(found),
-        failures=found.problems if isinstance(found, SimOutcome) else found.failures,
+        failures=[text[:300] for text in _list_failures(found)[:10]],
     )
     append_row(row)
     assert row.passed, row
+
+
+def _list_failures(found: TrialResult) -> list[str]:
+    return found.problems if isinstance(found, SimOutcome) else found.failures
 
 
 def _count(found: TrialResult) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from everhold.core.entries import Changed, EntryDraft, SessionTitled
+from everhold.core.entries import Changed, ChatLocation, EntryDraft, Said, SessionTitled
 from everhold.errors import EverholdError, NotFound
 from everhold.ports.store import Change, Step
 from everhold.stores.postgres import PostgresStore
@@ -84,6 +84,26 @@ async def test_snapshots_that_are_wanted_at_once_are_read_together(postgres_url:
         for name, snapshot in zip(names, found, strict=True):
             assert snapshot.session.id == name
             assert [entry.session for entry in snapshot.pending] == [name]
+
+
+async def test_replies_that_are_wanted_at_once_are_read_together(postgres_url: str) -> None:
+    async with open_hosts(postgres_url) as (store,):
+        names = [f"s{number}" for number in range(20)]
+        await open_sessions(store, *names)
+        for name in names:
+            said = [
+                EntryDraft(body=Said(text=f"{name} {n}", to=ChatLocation(platform="test")), author="agent:main")
+                for n in range(2)
+            ]
+            await store.commit(Change(step=Step.NOTE, session=name, at=1.0, entries=tuple(said)))
+        before = store.count_round_trips()
+        wanted = [(name, after) for name in names for after in (0, 2)]
+        found = await asyncio.gather(*(store.read_replies(name, after=after) for name, after in wanted))
+        assert store.count_round_trips() - before == 1
+        for (name, after), replies in zip(wanted, found, strict=True):
+            texts = [entry.body.text for entry in replies.entries if isinstance(entry.body, Said)]
+            assert texts == [f"{name} 0", f"{name} 1"][0 if after == 0 else 1 :]
+            assert replies.last_seq == 3
 
 
 async def test_a_snapshot_has_what_was_committed_before_it_was_wanted(postgres_url: str) -> None:

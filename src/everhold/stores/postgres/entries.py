@@ -137,12 +137,15 @@ select s.agent, case
   end, {_E_COLUMNS}
 from unnest(%s::text[], %s::bigint[]) j(session, seq)
 join entries e on e.session = j.session and e.seq = j.seq join sessions s on s.id = e.session"""
-SELECT_REPLIES: Final = f"""
-select {_E_COLUMNS} from entries e
-where e.session = %s and e.seq > %s and (e.kind in ('said', 'notified') or {_UNREADABLE})
-  and not (e.kind = 'said' and exists (
-    select 1 from operations o where o.session = e.session and o.op = e.op and o.undone_at > 0))
-order by e.seq"""
+SELECT_REPLIES_OF: Final = f"""
+select {_E_COLUMNS}, wanted.n from unnest(%s::text[], %s::bigint[]) with ordinality wanted(session, after, n)
+cross join lateral (
+  select * from entries e
+  where e.session = wanted.session and e.seq > wanted.after and (e.kind in ('said', 'notified') or {_UNREADABLE})
+    and not (e.kind = 'said' and exists (
+      select 1 from operations o where o.session = e.session and o.op = e.op and o.undone_at > 0))
+  order by e.seq) e
+order by wanted.n, e.seq"""
 
 
 class _PendingText(msgspec.Struct, frozen=True):

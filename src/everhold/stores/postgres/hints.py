@@ -82,6 +82,11 @@ class PostgresNotifier(LocalNotifier):
         self._is_greeting = False
         self._wakeup = asyncio.Event()
 
+    @property
+    def has_peers(self) -> bool:
+        """Whether another host listens."""
+        return bool(self._peers)
+
     # -- what this host has to say -----------------------------------------------------------------------------------
 
     def publish(self, hint: CommitHint) -> None:

@@ -33,6 +33,10 @@ select {_COLUMNS},
 from sessions s where s.id = any(%s::text[])
 """
 SELECT_HEAD: Final = f"select s.next_seq, {GENERATION} from sessions s where s.id = %s"
+SELECT_HEADS: Final = (
+    f"select s.next_seq, {GENERATION}, wanted.n from unnest(%s::text[]) with ordinality wanted(session, n) "
+    "join sessions s on s.id = wanted.session"
+)
 SELECT_PAGE: Final = _SELECT + "where s.id > %s order by s.id limit %s"
 SELECT_PAGE_BACKWARDS: Final = _SELECT + "where %s = '' or s.id < %s order by s.id desc limit %s"
 SELECT_BEGUN: Final = (

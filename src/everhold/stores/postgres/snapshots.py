@@ -1,11 +1,12 @@
-"""Reads what a turn starts from. Requests that arrive while a read is under way go together into the next one."""
+"""Reads what a turn starts from, and the replies that a platform sends. Requests that arrive while a read is under way
+go together into the next one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import psycopg
 
@@ -13,7 +14,7 @@ from everhold.core.entries import Entry, Heard
 from everhold.core.inbox import MAX_TURN_MESSAGES
 from everhold.core.people import PeopleDirectory
 from everhold.errors import EverholdError
-from everhold.ports.store import SessionSnapshot
+from everhold.ports.store import SessionReplies, SessionSnapshot
 from everhold.stores.postgres import entries, operations, sessions
 from everhold.stores.postgres.connections import ReadPool
 from everhold.stores.postgres.loading import PLANNER_SETTINGS, run_reads
@@ -24,56 +25,71 @@ MAX_GROUP: Final = 64
 _BEGIN: Final = "begin isolation level repeatable read read only"
 _SETTINGS: Final = f"select {PLANNER_SETTINGS}"
 
-LoadPeople = Callable[[PgConnection, int], Awaitable[PeopleDirectory]]
+LoadPeople: TypeAlias = Callable[[PgConnection, int], Awaitable[PeopleDirectory]]
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-@dataclass(slots=True)
-class SnapshotGroup:
-    """The sessions that are read together, and the task that reads them."""
+class ReadGroup(Generic[K, V]):
+    """What is read together, and the task that reads it."""
 
-    ids: list[str] = field(default_factory=list)
-    task: asyncio.Task[dict[str, SessionSnapshot]] | None = None
+    def __init__(self) -> None:
+        self.keys: list[K] = []
+        self.task: asyncio.Task[dict[K, V]] | None = None
 
 
-class GroupedSnapshots:
-    """Reads snapshots of sessions in groups, one group at a time."""
+class GroupedReads(Generic[K, V]):
+    """Reads something of sessions in groups, one group at a time."""
+
+    def __init__(self, reads: ReadPool, read_parts: Callable[[PgConnection, list[K]], Awaitable[dict[K, V]]]) -> None:
+        """`read_parts` reads what is there of the wanted keys."""
+        self._reads = reads
+        self._read_parts = read_parts
+        self._next: ReadGroup[K, V] | None = None
+        self._turn = asyncio.Lock()
+
+    async def read(self, key: K) -> V | None:
+        """Return what is there now: the read begins after this call."""
+        group = self._next
+        if group is None or len(group.keys) >= MAX_GROUP:
+            group = self._next = ReadGroup()
+            group.task = asyncio.create_task(self._read_next(group), name="postgres reads")
+        group.keys.append(key)
+        assert group.task is not None
+        try:
+            found = await asyncio.shield(group.task)  # the others go on if one caller is cancelled
+        except EverholdError:
+            if len(group.keys) == 1:
+                raise
+            found = await self._read_group([key])  # perhaps another one is at fault
+        return found.get(key)
+
+    async def _read_next(self, group: ReadGroup[K, V]) -> dict[K, V]:
+        async with self._turn:
+            if self._next is group:
+                self._next = None  # who comes from now on would get what was read before
+            return await self._read_group(list(dict.fromkeys(group.keys)))
+
+    async def _read_group(self, keys: list[K]) -> dict[K, V]:
+        return await self._reads.read(lambda connection: self._read_parts(connection, keys))
+
+
+class TurnSnapshotReader:
+    """Reads snapshots of sessions."""
 
     def __init__(
         self, reads: ReadPool, *, get_people: Callable[[], PeopleDirectory | None], load_people: LoadPeople
     ) -> None:
         """`get_people` returns the people as last read, `load_people` reads them as of an epoch."""
-        self._reads = reads
         self._get_people = get_people
         self._load_people = load_people
-        self._next: SnapshotGroup | None = None
-        self._turn = asyncio.Lock()
+        self._groups: GroupedReads[str, SessionSnapshot] = GroupedReads(reads, self._read_parts)
 
     async def read(self, id: str) -> SessionSnapshot:
-        """Return the snapshot of a session. It begins after this call."""
-        group = self._next
-        if group is None or len(group.ids) >= MAX_GROUP:
-            group = self._next = SnapshotGroup()
-            group.task = asyncio.create_task(self._read_next(group), name="postgres snapshots")
-        group.ids.append(id)
-        assert group.task is not None
-        try:
-            found = await asyncio.shield(group.task)  # the others go on if one caller is cancelled
-        except EverholdError:
-            if len(group.ids) == 1:
-                raise
-            found = await self._read_group([id])  # perhaps another one is at fault
-        if id not in found:
+        found = await self._groups.read(id)
+        if found is None:
             raise sessions.build_not_found(id)
-        return found[id]
-
-    async def _read_next(self, group: SnapshotGroup) -> dict[str, SessionSnapshot]:
-        async with self._turn:
-            if self._next is group:
-                self._next = None  # who comes from now on would get what was read before
-            return await self._read_group(list(dict.fromkeys(group.ids)))
-
-    async def _read_group(self, ids: list[str]) -> dict[str, SessionSnapshot]:
-        return await self._reads.read(lambda connection: self._read_parts(connection, ids))
+        return found
 
     async def _read_parts(self, connection: PgConnection, ids: list[str]) -> dict[str, SessionSnapshot]:
         """Read all parts in one round trip. Only if the people have changed, or very many messages wait, read more."""
@@ -97,6 +113,45 @@ class GroupedSnapshots:
         finally:
             if connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
                 await connection.execute("rollback")
+
+
+class ReplyReader:
+    """Reads the replies of sessions after a seq of each."""
+
+    def __init__(self, reads: ReadPool) -> None:
+        self._groups: GroupedReads[tuple[str, int], SessionReplies] = GroupedReads(reads, self._read_parts)
+
+    async def read(self, session: str, *, after: int) -> SessionReplies:
+        found = await self._groups.read((session, after))
+        if found is None:
+            raise sessions.build_not_found(session)
+        return found
+
+    async def _read_parts(
+        self, connection: PgConnection, places: list[tuple[str, int]]
+    ) -> dict[tuple[str, int], SessionReplies]:
+        ids, afters = [id for id, _ in places], [after for _, after in places]
+        try:
+            plan = [
+                ("begin", _BEGIN, ()),
+                ("settings", _SETTINGS, ()),
+                ("heads", sessions.SELECT_HEADS, (ids,)),
+                ("replies", entries.SELECT_REPLIES_OF, (ids, afters)),
+                ("commit", COMMIT, ()),
+            ]
+            found = await run_reads(connection, plan)
+        finally:
+            if connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+                await connection.execute("rollback")
+        replies: dict[int, list[Entry]] = {}
+        for *row, number in found["replies"]:
+            replies.setdefault(number, []).append(entries.parse_entry_row(row))
+        return {
+            places[number - 1]: SessionReplies(
+                last_seq=next_seq - 1, generation=generation, entries=replies.get(number, [])
+            )
+            for next_seq, generation, number in found["heads"]
+        }
 
 
 class SnapshotParts:

@@ -60,8 +60,8 @@ from everhold.stores.postgres.errors import REPEATABLE_ERRORS, translate_error
 from everhold.stores.postgres.hints import PostgresNotifier
 from everhold.stores.postgres.loading import run_reads
 from everhold.stores.postgres.migrate import PostgresMigration, StoreInformation, list_migrations, prepare_schema
-from everhold.stores.postgres.snapshots import GroupedSnapshots
-from everhold.stores.postgres.statements import COMMIT, PgConnection, Rows, run_statements
+from everhold.stores.postgres.snapshots import ReplyReader, TurnSnapshotReader
+from everhold.stores.postgres.statements import PgConnection, Rows, run_statements
 from everhold.stores.postgres.writer import MAX_ATTEMPTS, RETRY_SECONDS, GroupWriter
 
 WRITE_CONNECTIONS: Final = 2
@@ -101,9 +101,10 @@ class PostgresStore:
         self._latest = 0.0
         """The latest time that the store's clock is known to have shown. If it shows less, it has gone back."""
         self._people: PeopleDirectory | None = None
-        self._snapshots = GroupedSnapshots(
+        self._snapshots = TurnSnapshotReader(
             self._reads, get_people=lambda: self._people, load_people=self._load_people_at
         )
+        self._replies = ReplyReader(self._reads)
         self._is_closed = False
 
     @classmethod
@@ -376,23 +377,7 @@ class PostgresStore:
         return [entries.parse_entry_row(row) for row in await self._fetch(sql, values)]
 
     async def read_replies(self, session: str, *, after: int = 0) -> SessionReplies:
-        async def read(connection: PgConnection) -> SessionReplies:
-            found = await run_reads(
-                connection,
-                [
-                    ("begin", _BEGIN_SNAPSHOT, ()),
-                    ("head", sessions.SELECT_HEAD, (session,)),
-                    ("replies", entries.SELECT_REPLIES, (session, after)),
-                    ("commit", COMMIT, ()),
-                ],
-            )
-            if not found["head"]:
-                raise sessions.build_not_found(session)
-            next_seq, generation = found["head"][0]
-            said = [entries.parse_entry_row(row) for row in found["replies"]]
-            return SessionReplies(last_seq=next_seq - 1, generation=generation, entries=said)
-
-        return await self._reads.read(read)
+        return await self._replies.read(session, after=after)
 
     async def read_log(self, session: str, *, after: int = 0, upto: int | None = None, limit: int = 500) -> EntryPage:
         page = EntryPage()

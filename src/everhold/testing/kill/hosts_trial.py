@@ -40,6 +40,7 @@ USERS: Final = (1001, 1002, 1003)
 LEASE_SECONDS: Final = 4.0
 """Short, so that what a killed host did goes on soon."""
 IDLE_SECONDS: Final = 300.0
+MAX_UNANSWERED: Final = 40
 DRAIN_SHARE: Final = 0.2
 """How many of the hosts are stopped with SIGTERM instead."""
 
@@ -119,7 +120,8 @@ class HostCaller(http_trial.GatewayCaller):
 
 
 class TelegramUsers:
-    """People who write to the bot, each their own numbered messages."""
+    """People who write to the bot, each their own numbered messages. They wait when many have no answer, because a
+    gateway refuses more than a limit, however slow the machine is."""
 
     def __init__(self, server: TelegramServer, seed: int) -> None:
         self.server = server
@@ -130,6 +132,9 @@ class TelegramUsers:
     async def run(self) -> None:
         while not self.stop:
             user = self.rng.choice(USERS)
+            if len(self.written[user]) - len(self.server.list_bot_texts(user)) > MAX_UNANSWERED:
+                await asyncio.sleep(0.5)
+                continue
             text = f"user-{user}.m{len(self.written[user]) + 1}"
             self.written[user].append(text)
             await self.server.write_message(text, user=user)
