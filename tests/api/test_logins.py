@@ -471,6 +471,16 @@ async def test_every_sensitive_route_is_in_this_table(gateway: LoginGateway) -> 
     assert paths == {call.partition("?")[0] for call in SENSITIVE}
 
 
+async def test_a_rule_for_always_needs_a_fresh_login(gateway: LoginGateway) -> None:
+    page = await gateway.log_in(token=LOCAL)
+    gateway.clock.ahead = FRESH_SECONDS + 1
+    answers = {
+        decision: (await page.request("POST", "/api/approvals/nosuch", json={"decision": decision})).status_code
+        for decision in ("once", "always", "deny")
+    }
+    assert answers == {"once": 404, "always": 403, "deny": 404}
+
+
 async def test_a_token_needs_no_fresh_login(gateway: LoginGateway) -> None:
     gateway.clock.ahead = 86_400.0
     async with gateway.client(LOCAL) as client:

@@ -167,6 +167,28 @@ def test_a_schedule_that_was_resumed_here_stays_so(tmp_path: Path, place: Import
     assert list(read_schedules(place).values()) == [before]
 
 
+def test_a_hostile_job_or_server_keeps_nothing_else_away(tmp_path: Path, place: ImportTarget) -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    daily = {"kind": "cron", "expr": "0 9 * * *"}
+    jobs = [
+        job("far", {"kind": "once", "run_at": "9999-12-31T23:59:59-23:00"}),
+        job("early", {"kind": "once", "run_at": "0001-01-01T00:00:00+23:00"}),
+        job("long", {"kind": "interval", "minutes": 10**600}),
+        job("half \ud800", daily),
+        {**job("deep", daily), "name": deep},
+        job("good", daily),
+    ]
+    config = (
+        '{"mcp_servers": {"odd": {"command": "x", "env": {"A": "\\ud800", "\\ud800": "b"}}, "notes": {"command": "y"}}}'
+    )
+    home = build_home(tmp_path / "there", {"cron/jobs.json": json.dumps({"jobs": jobs}), "config.yaml": config})
+    run_twice(place, home)
+    assert set(read_schedules(place)) == {"half \ufffd", "deep", "good"}
+    assert set(settings_of(place).mcp) >= {"odd", "notes"}
+
+
 # -- tool servers ------------------------------------------------------------------------------------------------------
 
 

@@ -47,3 +47,20 @@ def test_nothing_else_loads_yaml() -> None:
     assert Path(safe_yaml.__file__) in loading
     edit = SOURCE / "config" / "edit.py"
     assert loading <= {Path(safe_yaml.__file__), edit}
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        (r'a: "\ud800 x"', "\ufffd x"),
+        (r'a: "\U0000DFFF"', "\ufffd"),
+        (r'a: "\ud83d\ude00"', "\U0001f600"),
+        (r'a: "\udc00\ud800"', "\ufffd\ufffd"),
+        (r'a: "\ud7ff\ue000"', "\ud7ff\ue000"),
+    ],
+)
+def test_an_escape_of_half_a_character_is_none(text: str, found: str) -> None:
+    """Such a text could be stored and sent nowhere: a skill with it would fail every request to a model."""
+    loaded = load_foreign_yaml(text, most_aliases=0)
+    assert loaded == {"a": found}
+    loaded["a"].encode()

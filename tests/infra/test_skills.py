@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from everhold.errors import EverholdError
+from everhold.infra import skills, workspace
 from everhold.infra.skills import (
     MAX_FILE_BYTES,
     SkillScan,
@@ -106,6 +107,14 @@ def test_a_link_is_refused_by_its_name_wherever_it_is(tmp_path: Path) -> None:
         read_skill_file(found.skills["good"], "leak.txt")
     with pytest.raises(EverholdError, match="symbolic link"):
         check_skill_folder(place)
+
+
+def test_a_link_that_is_followed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FOLDER_FLAGS", "_FILE_FLAGS"):
+        monkeypatch.setattr(workspace, name, getattr(workspace, name) & ~os.O_NOFOLLOW)
+    monkeypatch.setattr(skills, "_list_folder", lambda source, folder, scan: os.listdir(source.root / folder))
+    with pytest.raises(AssertionError):
+        test_a_link_is_refused_by_its_name_wherever_it_is(tmp_path)
 
 
 def test_a_source_that_is_a_link_is_refused(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ APPROVAL_ROUTES: Final = (
         approvals.answer_request,
         "Answer a request for permission",
         about="`once`: the call runs, once. `always`: it runs, and the same call needs no permission later. `deny`: it "
-        "does not run. The first answer stands: 409 if there was another one. 409 also if the digest is not that of "
-        "the request.",
+        "does not run. `always` needs a login from the last fifteen minutes. The first answer stands: 409 if there was "
+        "another one. 409 also if the digest is not that of the request.",
         parameters=(_REQUEST,),
         request_type=approval_schemas.ApprovalAnswerRequest,
         response_bodies={200: ResponseBody("The answer was taken.", approval_schemas.ApprovalAnswerResponse)},

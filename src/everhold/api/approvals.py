@@ -73,6 +73,8 @@ async def show_request(call: ApiCall) -> Response:
 async def answer_request(call: ApiCall) -> Response:
     """Allow or deny the call of a request."""
     given = call.decode_body(schemas.ApprovalAnswerRequest)
+    if given.decision == "always":  # a rule outlasts the login
+        call.require_fresh_login()
     service = call.context.gateway.approvals
     requested = await find_request(call.context.store, await service.find_id(call.path["id"]))
     if requested is None or await _view_request(call, requested, None) is None:

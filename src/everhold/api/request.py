@@ -129,7 +129,7 @@ class ApiCall:
 
     def check_access(self, route: RouteAccess) -> None:
         """Refuse the route unless the caller's role, scope and login permit it. Raises ApiError."""
-        caller, scope = self.caller, self.caller.scope
+        scope = self.caller.scope
         if not can_call(scope.role, route.least):
             if route.least is CallerRole.OPERATOR:
                 raise _build_operator_error()
@@ -145,14 +145,19 @@ class ApiCall:
             )
         if scope.read_only and route.changes and route.least is not CallerRole.ANYBODY:
             raise ApiError(403, "read_only", "this token may only read", remedy="use a token without read_only")
-        if route.fresh and caller.login:
-            if not is_login_fresh(created_at=caller.login_at, now=self.context.now()):
-                raise ApiError(
-                    403,
-                    "login_too_old",
-                    "this needs a login from the last fifteen minutes",
-                    remedy="log in again: `everhold open` makes a link",
-                )
+        if route.fresh:
+            self.require_fresh_login()
+
+    def require_fresh_login(self) -> None:
+        """Refuse a login that is not from the last minutes. Raises ApiError."""
+        caller = self.caller
+        if caller.login and not is_login_fresh(created_at=caller.login_at, now=self.context.now()):
+            raise ApiError(
+                403,
+                "login_too_old",
+                "this needs a login from the last fifteen minutes",
+                remedy="log in again: `everhold open` makes a link",
+            )
 
     async def is_still_allowed(self) -> bool:
         """Return whether the credential of this request has the rights it had, checked about once a second."""

@@ -20,6 +20,7 @@ from everhold.core.schedule import Schedule, parse_rule
 from everhold.hermes.importer.conversations import ImportedConversation
 from everhold.hermes.importer.people import is_unknown
 from everhold.hermes.reader.files import HermesProfile
+from everhold.infra.safe_yaml import replace_surrogate_escapes
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step, Store
 
 FILE: Final = "cron/jobs.json"
@@ -82,7 +83,7 @@ async def import_jobs(
 def _read_jobs(profile: HermesProfile, done: JobImport) -> list[dict[str, Any]]:
     text = profile.files.read_text(FILE)
     try:
-        given: Any = json.loads(text or "null")
+        given: Any = json.loads(replace_surrogate_escapes(text or "null"))
     except (ValueError, RecursionError):
         done.left.append(f"{FILE}: is not valid JSON")
         return []
@@ -153,10 +154,10 @@ def _build_words(given: Any, *, at: float, zone: datetime.tzinfo) -> str:
         case {"kind": "once", "run_at": str(moment)}:
             try:
                 when = datetime.datetime.fromisoformat(moment)
-            except ValueError:
+                when = when if when.tzinfo is not None else when.replace(tzinfo=zone)
+                return f"at {when.astimezone(zone):%Y-%m-%d %H:%M}" if when.timestamp() > at else ""
+            except (ValueError, OverflowError):  # also the ends of the calendar in another zone
                 return ""
-            when = when if when.tzinfo is not None else when.replace(tzinfo=zone)
-            return f"at {when.astimezone(zone):%Y-%m-%d %H:%M}" if when.timestamp() > at else ""
         case _:
             return ""
 
