@@ -26,7 +26,8 @@ PUBLIC_NAMES = """
     MemoryHit MemoryNote MemoryProvider MemoryQuery MemoryRetraction MemoryScope MemoryUtterance Model ModelMessage
     ModelRequest ModelResponse ModelUsage NotFound OutgoingMessage Overloaded PartiallyDone Platform PlatformOffset
     PluginContext ProviderDeletion ProviderHealth RandomSource Refused SendRequest SessionSwitch Stamp SupportsDrafts
-    TextPiece TooLong Tool ToolCall ToolContext ToolEffect ToolResult ToolSpec Transient __version__
+    TextPiece TooLong Tool ToolAccess ToolCall ToolContext ToolEffect ToolFile ToolReach ToolResult ToolSpec Transient
+    __version__
 """.split()
 
 

@@ -13,6 +13,8 @@ __version__ = "0.1.0.dev0"
 
 _NAMES_BY_MODULE: Final = {
     "everhold.core.entries": "Attachment ChatLocation ModelUsage Stamp TextPiece ToolCall",
+    "everhold.core.policy": "ToolReach",
+    "everhold.core.roles": "ToolAccess",
     "everhold.errors": (
         "Conflict EverholdError InDoubt InvalidRequest NotFound Overloaded PartiallyDone Refused TooLong Transient"
     ),
@@ -29,7 +31,7 @@ _NAMES_BY_MODULE: Final = {
         "SupportsDrafts"
     ),
     "everhold.ports.plugin": "PluginContext",
-    "everhold.ports.tool": "SendRequest Tool ToolContext ToolEffect ToolResult",
+    "everhold.ports.tool": "SendRequest Tool ToolContext ToolEffect ToolFile ToolResult",
 }
 _MODULE_BY_NAME: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:  # the same names for type checkers
         TextPiece as TextPiece,
         ToolCall as ToolCall,
     )
+    from everhold.core.policy import ToolReach as ToolReach
+    from everhold.core.roles import ToolAccess as ToolAccess
     from everhold.errors import (
         Conflict as Conflict,
         EverholdError as EverholdError,
@@ -97,6 +101,7 @@ if TYPE_CHECKING:  # the same names for type checkers
         Tool as Tool,
         ToolContext as ToolContext,
         ToolEffect as ToolEffect,
+        ToolFile as ToolFile,
         ToolResult as ToolResult,
     )
 

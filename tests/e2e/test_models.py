@@ -14,8 +14,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from everhold.assembly.agents import RetirableModel
+from everhold.assembly.agents import ConfiguredAgents, RetirableModel
+from everhold.core import context as context_rules
 from everhold.core.entries import Began, Called, Compressed, Ended, Notified, Returned, Said, Thought, ToolCall
+from everhold.engine.turn import execution
 from everhold.models.openai import OpenAIModel
 from everhold.ports.model import ModelRequest
 from everhold.ports.store import Change, CommitResult
@@ -682,3 +684,37 @@ async def test_a_model_that_hangs_does_not_delay_others(tmp_path: Path, server: 
         for number in range(5):
             await t.send_message("hello", chat=f"c{number}")
         assert await t.send_and_wait("hello", agent="coder") == "quick"
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+async def test_the_time_of_each_turn_leaves_the_cache_of_the_earlier_ones(
+    tmp_path: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch, dialect: str, is_planted: bool
+) -> None:
+    """Each turn is told another time, and reads all but its newest text from the vendor's cache. With the time in the
+    instructions, as planted, nothing is read from it.
+    """
+    minutes = itertools.count(1)
+    monkeypatch.setattr(ConfiguredAgents, "_describe_time", lambda *_: f"2026-11-17 Tue 16:{next(minutes):02} UTC")
+    if is_planted:
+        plain = context_rules.build_model_request
+        monkeypatch.setattr(
+            execution,
+            "build_model_request",
+            lambda shown, *, system, **more: plain(shown, system=f"It is {next(minutes)}. {system}", **more),
+        )
+    url = server.openai if dialect == "openai" else server.anthropic
+    models = {"m": make_model_section(url, provider=dialect)}
+    agents = {"main": {"persona": "You keep notes. " * 800}}
+    async with run_gateway(tmp_path, server, models=models, agents=agents) as t:
+        verdict = await t.send_message("message 1")
+        for number in range(2, 5):
+            await t.wait_for_replies(verdict.session, number - 1)
+            await t.send_message(f"message {number}")
+        await t.wait_until_idle()
+        thoughts = await t.read_bodies(verdict.session, Thought)
+        times = {body.clock for body in await t.read_bodies(verdict.session, Began) if body.type == "turn"}
+        assert len(times) == 4
+    shares = [thought.usage.cached / thought.usage.input for thought in thoughts[1:]]
+    assert len(shares) == 3
+    assert all(share < 0.1 for share in shares) if is_planted else min(shares) > 0.9, shares

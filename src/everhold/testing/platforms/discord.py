@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import mimetypes
 import random
 import re
 import time
@@ -526,7 +527,7 @@ class DiscordServer(LoopbackSocketServer):
             "size": len(data),
             "url": url,
             "proxy_url": url,
-            "content_type": "text/plain",
+            "content_type": mimetypes.guess_type(name)[0] or "text/plain",
         }
 
     def _store_uploads(self, request: LoopbackRequest) -> list[dict[str, Any]]:

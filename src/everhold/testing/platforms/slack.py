@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import mimetypes
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -548,7 +549,7 @@ class SlackServer(LoopbackSocketServer):
         self.files[id] = {
             "id": id,
             "name": name,
-            "mimetype": "text/plain",
+            "mimetype": mimetypes.guess_type(name)[0] or "text/plain",
             "size": len(data),
             "mode": "hosted",
             "is_external": False,
