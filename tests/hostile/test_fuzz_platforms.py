@@ -134,9 +134,9 @@ def check_discord(discord: FuzzedPlatform, raw: Any) -> None:
     discord.bring_neighbour()
 
 
-TELEGRAM_UPDATES: Final = mutate(updates.TELEGRAM)
-SLACK_EVENTS: Final = mutate(updates.SLACK) | mutate(updates.SLACK_EDIT)
-DISCORD_EVENTS: Final = mutate(updates.DISCORD) | mutate(updates.COMMAND)
+TELEGRAM_UPDATES: Final = mutate(updates.TELEGRAM) | mutate(updates.TELEGRAM_PRESS)
+SLACK_EVENTS: Final = mutate(updates.SLACK) | mutate(updates.SLACK_EDIT) | mutate(updates.SLACK_PRESS)
+DISCORD_EVENTS: Final = mutate(updates.DISCORD) | mutate(updates.COMMAND) | mutate(updates.DISCORD_PRESS)
 test_telegram = fuzz_briefly(check_telegram, examples=25, raw=TELEGRAM_UPDATES)
 test_telegram_for_long = fuzz_for_long(check_telegram, share=0.1, raw=TELEGRAM_UPDATES)
 test_slack = fuzz_briefly(check_slack, examples=25, raw=SLACK_EVENTS)

@@ -14,6 +14,7 @@ import pytest
 
 from everhold.platforms.discord.adapter import DiscordPlatform
 from everhold.platforms.slack.adapter import SlackPlatform
+from everhold.platforms.slack.socket_mode import SlackEnvelope
 from everhold.platforms.telegram.adapter import TelegramPlatform
 from everhold.testing.contracts.platform import PlatformHarness
 from tests.platforms.remote_discord import open_remote_discord
@@ -76,6 +77,40 @@ COMMAND: dict[str, Any] = {
     "member": {"user": {"id": "55", "username": "ada"}},
     "data": {"name": "status", "options": [{"value": "x"}]},
 }
+TELEGRAM_PRESS: dict[str, Any] = {
+    "update_id": 6,
+    "callback_query": {
+        "id": "77",
+        "from": ADA,
+        "chat_instance": "c",
+        "data": "/approve 7K2P4QXM",
+        "message": {
+            "message_id": 4,
+            "date": 1_700_000_000,
+            "chat": {"id": -100123, "type": "supergroup", "title": "all", "is_forum": True},
+            "from": {"id": 1, "is_bot": True, "first_name": "b"},
+            "text": "asks",
+            "is_topic_message": True,
+            "message_thread_id": 4,
+        },
+    },
+}
+SLACK_PRESS: dict[str, Any] = {
+    "type": "block_actions",
+    "team": {"id": "T1", "domain": "t"},
+    "user": {"id": "U1", "username": "ada", "team_id": "T1"},
+    "channel": {"id": "C1", "name": "general"},
+    "message": {"ts": "1700000000.000100", "thread_ts": "1690000000.000100", "text": "asks"},
+    "trigger_id": "1334.1.8fbd46",
+    "actions": [{"type": "button", "action_id": "choice-0", "value": "/approve 7K2P4QXM"}],
+}
+DISCORD_PRESS: dict[str, Any] = {
+    **COMMAND,
+    "id": "1100000000000000003",
+    "type": 3,
+    "data": {"custom_id": "/approve 7K2P4QXM", "component_type": 2},
+    "message": {"id": "1100000000000000001", "channel_id": "2001"},
+}
 JUNK: tuple[Any, ...] = (
     None, True, 0, -1, 10**400, math.inf, math.nan, "", "x", "\ud800", "\0", "9" * 500, [], [1], [None], [{}], {},
     {"id": 1},
@@ -108,7 +143,11 @@ async def slack(harness: PlatformHarness) -> Bring:
     await adapter._identify()
 
     async def bring(raw: dict[str, Any]) -> None:
-        await adapter._accept_message(await adapter._parse_event(raw, id="Ev1"), harness._ingress)
+        if "trigger_id" in raw or "actions" in raw:
+            heard = await adapter._parse_envelope(SlackEnvelope(id="Ev1", type="interactive", payload=raw))
+        else:
+            heard = await adapter._parse_event(raw, id="Ev1")
+        await adapter._accept_message(heard, harness._ingress)
 
     return bring
 
@@ -131,13 +170,13 @@ async def side(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         match request.param:
             case "telegram":
                 harness = PlatformHarness(await stack.enter_async_context(open_remote_telegram()), tmp_path)
-                found = BroughtPlatform(harness, await telegram(harness), TELEGRAM)
+                found = BroughtPlatform(harness, await telegram(harness), TELEGRAM, TELEGRAM_PRESS)
             case "slack":
                 harness = PlatformHarness(await stack.enter_async_context(open_remote_slack()), tmp_path)
-                found = BroughtPlatform(harness, await slack(harness), SLACK, SLACK_EDIT)
+                found = BroughtPlatform(harness, await slack(harness), SLACK, SLACK_EDIT, SLACK_PRESS)
             case _:
                 harness = PlatformHarness(await stack.enter_async_context(open_remote_discord()), tmp_path)
-                found = BroughtPlatform(harness, await discord(harness), DISCORD, COMMAND)
+                found = BroughtPlatform(harness, await discord(harness), DISCORD, COMMAND, DISCORD_PRESS)
         yield found
         await harness.close()
 

@@ -19,7 +19,7 @@ import msgspec
 from discord.http import MultipartParameters, Route, handle_message_parameters
 
 from everhold.core.access import NOTICE_PREFIX
-from everhold.core.entries import ChatLocation
+from everhold.core.entries import ChatLocation, strip_surrogates
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.platforms.catch_up import LiveEventQueues
@@ -341,7 +341,7 @@ class DiscordPlatform:
         )
         answer = {
             "type": INTERACTION_REPLY_TYPE,
-            "data": {"content": f"`{heard.text[:100]}`", "flags": EPHEMERAL_MESSAGE_FLAG},
+            "data": {"content": f"`{strip_surrogates(heard.text[:100])[0]}`", "flags": EPHEMERAL_MESSAGE_FLAG},
         }
         try:
             await self._call_api(lambda rest: rest.request(route, json=answer))

@@ -19,7 +19,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from everhold.core.access import NOTICE_PREFIX
-from everhold.core.entries import Attachment, ChatLocation
+from everhold.core.entries import Attachment, ChatLocation, strip_surrogates_deep
 from everhold.core.message_split import split_text
 from everhold.core.retry import retry_delay_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
@@ -301,7 +301,7 @@ class SlackPlatform:
             heard = msgspec.structs.replace(heard, name=await self._find_sender_name(heard))
         remote_files = tuple(
             RemoteFile(name=file.name, media=file.media, size=file.size, reference=msgspec.json.encode(file).decode())
-            for file in files
+            for file in map(strip_surrogates_deep, files)
         )
         return msgspec.structs.replace(heard, remote_files=remote_files) if files else heard
 
