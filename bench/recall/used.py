@@ -222,7 +222,7 @@ async def ask_in_process(
             started = time.process_time()
             recalled = await recall_for_turn(
                 runtimes.gates, runtimes, runtimes.runtime, session, op=2, takes=(1,), text=question.text,
-                stamp=stamp, visible=frozenset({1}),
+                stamp=stamp, list_visible=lambda: frozenset({1}),
             )  # fmt: skip
             cpu_ms = (time.process_time() - started) * 1e3
             record = pack_record(recalled.record) if recalled.record else b""

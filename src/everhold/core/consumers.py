@@ -6,6 +6,7 @@ A consumer reads the log of a session and acts on it. Its name is one word (`tur
 
 from __future__ import annotations
 
+import functools
 from typing import Final, NamedTuple, TypeAlias
 
 from everhold.core.entries import Attachment, ChatLocation, EntryBody, Notified, Said, TaskRequested
@@ -61,6 +62,7 @@ class ConsumerName(NamedTuple):
         return self.served.partition(":")[2]
 
 
+@functools.lru_cache(maxsize=1_024)
 def parse_consumer(name: str) -> ConsumerName:
     kind, _, served = name.partition(":")
     return ConsumerName(kind, served)

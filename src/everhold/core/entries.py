@@ -762,10 +762,13 @@ def _strip_value(value: Any) -> Any:
             return value
 
 
+_TAKING_BODIES: Final = (Began, Took)
+
+
 def list_consumed_seqs(entries: Iterable[Entry]) -> tuple[int, ...]:
     """Return the heard entries that an operation's entries consumed, in the order of consumption."""
     taken: list[int] = []
     for entry in entries:
-        if isinstance(entry.body, Began | Took):
+        if isinstance(entry.body, _TAKING_BODIES):
             taken.extend(entry.body.takes)
     return tuple(taken)

@@ -28,7 +28,8 @@ def split_text(text: str, limit: int) -> tuple[str, ...]:
     is closed in this part and opened again in the next.
     """
     assert limit >= 2
-    if limit >= _MIN_LIMIT_FOR_FENCES and _CODE_FENCE.search(text) is not None:
+    may_have_code = "```" in text or "~~~" in text
+    if may_have_code and limit >= _MIN_LIMIT_FOR_FENCES and _CODE_FENCE.search(text) is not None:
         return _split_keeping_blocks(text, limit)
     parts: list[str] = []
     start = 0
@@ -89,7 +90,7 @@ def _find_limit(text: str, start: int, limit: int) -> int:
     time.
     """
     piece = text[start : start + limit]
-    if not piece or max(piece) <= "\uffff":
+    if piece.isascii() or max(piece) <= "\uffff":
         return start + len(piece)
     units = 0
     for index, char in enumerate(piece):

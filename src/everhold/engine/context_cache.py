@@ -67,12 +67,15 @@ class CachedContext(Struct, frozen=True, kw_only=True):
     generation: int
     newest_turn: int
     """The newest turn in the context."""
-    seqs: frozenset[int]
-    """The session's own entries in the context."""
     stubs: frozenset[int] = frozenset()
     """The entries that are shown as stubs."""
     size_bytes: int = 0
     """The memory of the texts in its entries."""
+
+    def list_seqs(self, session: str) -> set[int]:
+        """Return the entries of `session` in the context."""
+        own = (exchange for exchange in self.context.turns if exchange.steps[0].session == session)
+        return {entry.seq for exchange in own for entry in (*exchange.heard, *exchange.steps)}
 
     def with_turn(self, exchange: TurnEntries) -> CachedContext:
         """Return this context with one more turn of the session at its end."""
@@ -93,7 +96,6 @@ class CachedContext(Struct, frozen=True, kw_only=True):
             tokens=weight,
             generation=self.generation,
             newest_turn=exchange.op,
-            seqs=self.seqs.union(_list_turn_seqs(exchange)),
             stubs=stubs,
             size_bytes=self.size_bytes + _measure_turn(exchange) if stubs == self.stubs else _measure_context(view),
         )
@@ -119,30 +121,23 @@ def _measure_turn(exchange: TurnEntries) -> int:
     return size
 
 
-def build_cached_context(view: SessionContext, session: str, *, generation: int, newest: int) -> CachedContext:
-    """Return a context of `session` with its derived values."""
+def build_cached_context(view: SessionContext, *, generation: int, newest: int) -> CachedContext:
+    """Return a context with its derived values."""
     stubs = list_context_stubs(view)
     view = shorten_stubs(view, stubs)
     shown = render_messages(view, stubs=stubs)
-    own = (exchange for exchange in view.turns if exchange.steps[0].session == session)
-    seqs = frozenset(seq for exchange in own for seq in _list_turn_seqs(exchange))
     return CachedContext(
         context=view,
         messages=shown,
         tokens=estimate_message_tokens(shown),
         generation=generation,
         newest_turn=newest,
-        seqs=seqs,
         stubs=stubs,
         size_bytes=_measure_context(view),
     )
 
 
-EMPTY_CONTEXT: Final = build_cached_context(SessionContext(), "", generation=0, newest=0)
-
-
-def _list_turn_seqs(exchange: TurnEntries) -> list[int]:
-    return [entry.seq for entry in (*exchange.heard, *exchange.steps)]
+EMPTY_CONTEXT: Final = build_cached_context(SessionContext(), generation=0, newest=0)
 
 
 class ContextCache:
@@ -170,10 +165,12 @@ class ContextCache:
 
     def filter_unstored_blobs(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Return those of `blobs` that this process has not stored yet. Prompts are the same in each turn."""
-        return tuple(blob for blob in blobs if blob not in self._stored_blobs)
+        return tuple([blob for blob in blobs if blob not in self._stored_blobs]) if blobs else ()
 
     def mark_blobs_stored(self, blobs: tuple[bytes, ...]) -> None:
         """Remember that `blobs` are committed."""
+        if not blobs:
+            return
         if len(self._stored_blobs) > 4 * self.max_sessions or self._blob_bytes > self.max_blob_bytes:
             self._stored_blobs.clear()
             self._blob_bytes = 0
@@ -202,7 +199,7 @@ class ContextCache:
         seen = self.get_cached(glance)
         if seen is None:
             view = await load_context_at(store, session, at=session.last_seq + 1, shorten=True)
-            seen = build_cached_context(view, session.id, generation=session.generation, newest=glance.newest_turn)
+            seen = build_cached_context(view, generation=session.generation, newest=glance.newest_turn)
         self.put(session.id, seen)
         return seen
 

@@ -55,7 +55,10 @@ class Gates:
         """
         try:
             since = self.clock.monotonic()
-            done = await self.retry_write(lambda: self.store.commit(change))
+            try:
+                done = await self.store.commit(change)
+            except (StoreFull, StoreBusy) as error:
+                done = await self.retry_write(lambda: self.store.commit(change), failed=error)
             self.metrics.observe(COMMIT_SECONDS, self.clock.monotonic() - since)
             return done
         except OutcomeUnknown as error:
@@ -63,17 +66,20 @@ class Gates:
                 error.requested_wait = change.cursor.wait.seconds
             raise
 
-    async def retry_write(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Retry a write while the disk is full or another program holds the lock. In both cases nothing was written."""
+    async def retry_write(self, write: Callable[[], Awaitable[T]], *, failed: StoreFull | StoreBusy | None = None) -> T:
+        """Write, and retry while the disk is full or another program holds the lock. In both cases nothing was written.
+        `failed`: an attempt has just failed so."""
         was_logged = False
         while True:
+            if failed is not None:
+                if not was_logged:
+                    self.log.warning("store.retrying", error=str(failed))
+                was_logged = True
+                await self.sleep(STORE_RETRY_SECONDS)
             try:
                 return await write()
             except (StoreFull, StoreBusy) as error:
-                if not was_logged:
-                    self.log.warning("store.retrying", error=str(error))
-                was_logged = True
-            await self.sleep(STORE_RETRY_SECONDS)
+                failed = error
 
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:
         """Do something outside, within `deadline` seconds. After the deadline it is unknown whether it was done.
@@ -134,7 +140,9 @@ class Wakeups:
 
     def reserve_workers(self, session: str, wakeups: tuple[Wakeup, ...]) -> tuple[Wakeup, ...]:
         pool = self.worker_pool
-        return wakeups if pool is None else tuple(pool.reserve_worker(session, wakeup) for wakeup in wakeups)
+        if pool is None or not wakeups:
+            return wakeups
+        return tuple([pool.reserve_worker(session, wakeup) for wakeup in wakeups])
 
     def start_reserved(self, session: str, wakeups: tuple[Wakeup, ...], claims: tuple[Claim, ...] = ()) -> None:
         """End the reservations of these wakeups, whether the commit succeeded or not. Without claims the workers are

@@ -282,7 +282,7 @@ class WorkerSupervisor:
     def _end_reservation(self, name: str) -> None:
         self.reserved_by_cursor[name] -= 1
         if not self.reserved_by_cursor[name]:
-            del self.reserved_by_cursor[name]
+            self.reserved_by_cursor.pop(name)
 
     def _is_full(self, consumer: str) -> bool:
         promised, running = self.reserved_by_consumer, self.workers_by_consumer
@@ -404,7 +404,7 @@ class WorkerSupervisor:
         del self.tasks[task]
         self.workers_by_consumer[consumer] -= 1
         if not self.workers_by_consumer[consumer]:
-            del self.workers_by_consumer[consumer]
+            self.workers_by_consumer.pop(consumer)  # not by del, which is slow for a Counter
         was_suspect = self.suspects.clear(claim.name)
         # A worker that released an empty cursor leaves nothing to claim, but it may free a slot.
         if was_suspect or full or task.cancelled() or task.exception() is not None or not task.result():

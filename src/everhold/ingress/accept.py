@@ -509,15 +509,28 @@ class MessageAcceptor:
 
     async def _commit_and_start_workers(self, change: Change) -> CommitResult:
         """Commit, and start workers for the claimed cursors, even if the caller was cancelled."""
-        task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
-        task.add_done_callback(functools.partial(self._start_reserved_workers, change))
-        return await asyncio.shield(task)
+        loop = asyncio.get_running_loop()
+        committed: asyncio.Future[CommitResult] = loop.create_future()
+        task = loop.create_task(self.gates.store.commit(change))
+        task.add_done_callback(functools.partial(self._on_committed, change, committed))
+        return await committed
 
-    def _start_reserved_workers(self, change: Change, task: asyncio.Task[CommitResult]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        if not task.cancelled() and isinstance(task.exception(), OutcomeUnknown):
+    def _on_committed(
+        self, change: Change, committed: asyncio.Future[CommitResult], task: asyncio.Task[CommitResult]
+    ) -> None:
+        """Start the reserved workers, and pass the result to the caller if it still waits."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if isinstance(error, OutcomeUnknown):
             self.wakeups.expect_strays()
-        self.wakeups.start_reserved(change.session, change.wakeups, () if failed else task.result().claims)
+        self.wakeups.start_reserved(change.session, change.wakeups, () if error else task.result().claims)
+        if committed.done():
+            return
+        if task.cancelled():
+            committed.cancel()
+        elif error is not None:
+            committed.set_exception(error)
+        else:
+            committed.set_result(task.result())
 
 
 def _build_unsettled(incoming: IncomingMessage) -> Conflict:

@@ -62,7 +62,7 @@ async def run_memory_command(
                 return (), "Add words to search for: /memory search WORDS"
             searching = dataclasses.replace(runtime, recall_memories=runtime.shown_memories)
             looked = await recall_for_turn(
-                gates, runtimes, searching, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
+                gates, runtimes, searching, session, op=0, takes=(), text=rest, stamp=heard.stamp, list_visible=tuple
             )
             if looked.record is None:
                 return (), "I cannot search here, because recall is off or the people present are unknown."

@@ -359,7 +359,7 @@ class CompressionWorker:
         seen = self.contexts.get_cached(glance)
         if seen is None:
             view = await load_context_at(store, session, at=session.last_seq + 1, shorten=True)
-            seen = build_cached_context(view, session.id, generation=session.generation, newest=glance.newest_turn)
+            seen = build_cached_context(view, generation=session.generation, newest=glance.newest_turn)
         used = runtime.meter.estimate_tokens(seen.tokens + runtime.overhead_weight)
         outcome = CompressionOutcome.NOTHING
         window = runtime.models[0].context_tokens

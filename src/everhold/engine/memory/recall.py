@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Final
 
@@ -83,13 +83,13 @@ async def recall_for_turn(
     takes: tuple[int, ...],
     text: str,
     stamp: Stamp,
-    visible: Collection[int],
+    list_visible: Callable[[], Collection[int]],
 ) -> TurnRecall:
     """Return the facts for the people present, and what every memory of the agent finds about a message. All are asked
     at once.
 
-    `visible` are this session's entries that the model sees anyway. An answer for an outdated context is dropped and
-    asked for once more.
+    `list_visible` returns this session's entries that the model sees anyway. An answer for an outdated context is
+    dropped and asked for once more.
     """
     if not stamp.audience:
         return TurnRecall()
@@ -97,6 +97,7 @@ async def recall_for_turn(
     asking = runtime.recall_seconds > 0 and bool(text.strip())
     if not facts and not asking:
         return TurnRecall()
+    visible = frozenset(list_visible())
     asked, found = await _ask_until_stable(
         gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible
     )

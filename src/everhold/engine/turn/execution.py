@@ -142,6 +142,9 @@ CHANGED_MEANWHILE_TEXT: Final = (
     "Not done: it changed at this moment. List it again, and repeat the call if it still applies."
 )
 
+_SYSTEM_BODIES: Final = (Notified, Ended)
+"""What a turn records that its agent did not say."""
+_NO_BLOBS: Final = ThoughtBlobs()
 _STEP_BY_KIND: Final = {
     EntryKind.THOUGHT: Step.THINK,
     EntryKind.CALLED: Step.CALL,
@@ -211,7 +214,7 @@ class TurnContext:
         durable: bool = True,
     ) -> CommitResult:
         """Commit under the claim of this worker."""
-        beside = beside or ThoughtBlobs()
+        beside = beside or _NO_BLOBS
         self.last_commit_at = self.gates.clock.now()
         change = Change(
             step=step_,
@@ -373,7 +376,7 @@ class TurnExecution:
 
     async def _use_context(self, view: SessionContext) -> None:
         """Answer from this context."""
-        self.cached_context = build_cached_context(view, self.session.id, generation=-1, newest=0)
+        self.cached_context = build_cached_context(view, generation=-1, newest=0)
 
     def _set_operation(self, op: int) -> None:
         self.op = op
@@ -440,6 +443,8 @@ class TurnExecution:
         """Return the tools that this turn may not use, by whose words it took and by their roles. Both are in the log,
         and a role that was lowered since counts, too.
         """
+        if not self.runtime.tool_rules:
+            return {}
         return {
             **list_role_refusals(self.runtime.tool_rules, self.rights.role, self.rights.place),
             **list_tool_refusals(self.heard.values(), self.runtime.tool_rules),
@@ -450,6 +455,8 @@ class TurnExecution:
         this one.
         """
         calls = (*self.state.open_calls, *list_new_calls(event))
+        if not calls:
+            return {}
         tools = {it.tool for it in calls if self._can_act(it.tool)}
         if not tools or not self.heard:
             return {}
@@ -766,7 +773,7 @@ class TurnExecution:
             takes=tuple(self.heard),
             text="\n".join(heard),
             stamp=self.stamp,
-            visible=self.cached_context.seqs | self.heard.keys(),
+            list_visible=lambda: self.cached_context.list_seqs(self.session.id) | self.heard.keys(),
         )
 
     def _build_draft(self) -> ReplyDraft | None:
@@ -793,7 +800,7 @@ class TurnExecution:
         """Wait for `work`, and check the inbox whenever something arrives, because the turn may be stopped or
         interrupted.
         """
-        task = asyncio.ensure_future(work)
+        task = asyncio.get_running_loop().create_task(work)
         seen = 0
         with self.context.wakeups.subscribe(self.session.id) as event:
             task.add_done_callback(lambda _: event.set())
@@ -1114,7 +1121,7 @@ class TurnExecution:
         self.own_upto_seq = seq if self.own_upto_seq == seq - 1 else None
 
     def _get_author(self, body: EntryBody) -> str:
-        return "system" if isinstance(body, Notified | Ended) else self.runtime.author
+        return "system" if isinstance(body, _SYSTEM_BODIES) else self.runtime.author
 
     def _list_wakeups(self, bodies: Iterable[EntryBody]) -> tuple[Wakeup, ...]:
         bodies = tuple(bodies)

@@ -92,6 +92,7 @@ class _BaseWriter:
         """Set by every commit that changed anything. SQLite does not sync a commit without changes, whatever the
         level."""
         self._full_level: int = db.pragma("synchronous")
+        self._quick_level = min(self._full_level, SYNCHRONOUS_NORMAL)
         self._current_level = self._full_level
         self._lock_wait_ms = 0
         """How long a batch waits for the lock of another process."""
@@ -132,8 +133,8 @@ class _BaseWriter:
         which is rare.
         """
         self.set_synchronous(durable=any_durable(batch))
-        strategies: tuple[Callable[[apsw.Cursor, list[QueuedJob]], list[Any]], ...] = (_run_one_by_one,)
-        if self.bulk_writer is not None and len(batch) - [*map(_bulk_key, batch)].count(None) > 1:
+        strategies: tuple[Callable[[apsw.Cursor, list[QueuedJob]], list[Any]], ...] = _ONE_BY_ONE
+        if len(batch) > 1 and self.bulk_writer is not None and len(batch) - [*map(_bulk_key, batch)].count(None) > 1:
             strategies = (self._run_in_bulk, _run_one_by_one)
         for run in strategies:
             self.cursor.execute("begin immediate")
@@ -197,7 +198,7 @@ class _BaseWriter:
 
     def set_synchronous(self, *, durable: bool) -> None:
         """Set whether the following commits wait for the disk."""
-        level = self._full_level if durable else min(self._full_level, SYNCHRONOUS_NORMAL)
+        level = self._full_level if durable else self._quick_level
         if level != self._current_level:
             # A pragma takes effect when it is compiled, so a cached statement would do nothing.
             self.cursor.execute(f"pragma synchronous = {level}", can_cache=False)
@@ -611,13 +612,16 @@ def _run_one_by_one(cursor: apsw.Cursor, batch: list[QueuedJob]) -> list[Any]:
     return [job(cursor) for job, _, _, _, _, _ in batch]
 
 
+_ONE_BY_ONE: Final = (_run_one_by_one,)
+
+
 def build_outcomes(batch: list[QueuedJob], results: list[Any]) -> list[JobOutcome]:
     """Return what the futures of committed jobs get."""
     return [(future, urgent, result, None) for (_, future, urgent, _, _, _), result in zip(batch, results, strict=True)]
 
 
 def any_durable(batch: list[QueuedJob]) -> bool:
-    return any(map(_is_durable, batch))
+    return batch[0][4] or any(map(_is_durable, batch))
 
 
 def _resolve_outcomes(outcomes: list[JobOutcome], loop: asyncio.AbstractEventLoop) -> None:
