@@ -99,4 +99,7 @@ class MemoryServices:
         # the search over all messages is not tested here
         main = {"memories": list(chosen), "recall": {"deadline_seconds": 60}, **(agent or {})}
         people = [{"name": "ada"}, {"name": "bob"}]
-        return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories, "people": people})
+        settings = {"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories, "people": people}
+        # a copy that is made during a slow run would hold what a test forgets
+        backup = {"every_hours": 0, "increment_minutes": 0}
+        return json.dumps({**settings, "backup": backup})
