@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -58,8 +59,8 @@ def find_home(args: argparse.Namespace) -> Home:
 async def connect_for_reading(args: argparse.Namespace, screen: CommandScreen) -> AsyncIterator[ApiClient]:
     """The API for a command that reads, or changes a record. Without a gateway it answers no messages."""
     home = find_home(args)
-    require_store(home)
-    if not home.store.exists():
+    if not home.store.exists() and await find_running_gateway(home) is None and _needs_file(home):
+        require_store(home)
         raise NotFound(
             f"{home.path} has no sessions yet",
             remedy="`everhold chat` starts one, `everhold up` runs the gateway; --home names another home",
@@ -69,6 +70,17 @@ async def connect_for_reading(args: argparse.Namespace, screen: CommandScreen) -
         yield reached.calls
     finally:
         await reached.close()
+
+
+def _needs_file(home: Home) -> bool:
+    """Whether the log of a home is a file in it, and not on a server. An invalid configuration is explained later."""
+    from everhold.app import load_home_settings
+    from everhold.config import ConfigError
+
+    for last_good in (False, True):  # as `_open_in_process` does
+        with contextlib.suppress(ConfigError):
+            return not load_home_settings(home, environ=os.environ, last_good=last_good).store.is_server
+    return False
 
 
 async def retry_if_gone(command: Callable[[], Awaitable[int]]) -> int:
