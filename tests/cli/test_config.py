@@ -53,6 +53,12 @@ def test_a_missing_secret_disables_one_part_and_is_named(command_home: CommandHo
             "missing_program",
             "there is no program 'no-such-program-here'",
         ),
+        (
+            "agents: {main: {tools: [web_search]}}\n",
+            1,
+            "missing_service",
+            "web_search is not offered: no search service is configured",
+        ),
         ("mcp: {clock: {command: [no-such-program-here]}}\n", 0, "", ""),
         ("models: {big: {provider: ollama, name: qwen3}}\n", 0, "", ""),
     ],

@@ -172,13 +172,27 @@ def test_a_colon_in_an_unquoted_description_is_accepted(tmp_path: Path) -> None:
     assert scan(tmp_path).skills["one"].description == "Use this: it works: well"
 
 
-def test_the_first_source_of_a_name_counts_and_the_other_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "first, second, is_problem",
+    [
+        (("agent main", False), ("home", False), False),
+        (("home", False), ("package x", True), False),
+        (("package x", True), ("package y", True), True),
+        (("home", False), ("home", False), True),
+    ],
+)
+def test_the_first_source_of_a_name_counts_and_a_clash_that_nobody_chose_is_named(
+    tmp_path: Path, first: tuple[str, bool], second: tuple[str, bool], is_problem: bool
+) -> None:
     make_skill(tmp_path / "a", "one")
     make_skill(tmp_path / "b", "one")
-    sources = [SkillSource(name="home", root=tmp_path / "a"), SkillSource(name="package x", root=tmp_path / "b")]
+    sources = [
+        SkillSource(name=name, root=tmp_path / folder, is_package=is_package)
+        for folder, (name, is_package) in zip("ab", (first, second), strict=True)
+    ]
     found = scan_skills(sources)
-    assert found.skills["one"].source.name == "home"
-    assert "is also in home" in found.problems[0].message
+    assert found.skills["one"].source == sources[0]
+    assert ["is also in" in problem.message for problem in found.problems] == ([True] if is_problem else [])
 
 
 @settings(max_examples=200, deadline=None)

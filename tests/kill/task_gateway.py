@@ -14,7 +14,7 @@ from typing import Final
 
 from everhold.assembly import builtin_toolbox
 from everhold.cli import main
-from everhold.core.entries import Began, Called, Ended, Heard, Returned, Thought
+from everhold.core.entries import ApprovalDecided, ApprovalRequested, Began, Called, Ended, Heard, Returned, Thought
 from everhold.engine import suspects
 from everhold.engine.gates import Gates
 from everhold.infra.fetch import UrlFetcher
@@ -40,8 +40,12 @@ def describe_commit(change: Change) -> str:
                 parts.append(f"called {call.rstrip(AGAIN)}")
             case Returned(call=call):
                 parts.append(f"returned {call.rstrip(AGAIN)}")
-            case Heard(delegated=delegated):
-                parts.append("heard a result" if delegated else "heard")
+            case ApprovalRequested(call=call):
+                parts.append(f"requested {call}")
+            case ApprovalDecided(outcome=outcome):
+                parts.append(outcome)
+            case Heard(delegated=delegated, approval=approval):
+                parts.append("heard a result" if delegated else "heard an outcome" if approval else "heard")
             case Ended(outcome=outcome):
                 parts.append(f"ended {outcome}")
     return f"{change.step}: {', '.join(parts)}" if parts else ""

@@ -1,5 +1,6 @@
 """A scripted model completes a whole task on a real gateway that is killed before and after every commit of it: it gets
-a page, writes and edits a file, runs tests in the sandbox, gives a part to a sub-agent, and makes a reminder.
+a page, writes and edits a file, runs tests in the sandbox, gives a part to a sub-agent, makes a reminder, and asks a
+person before it uses the network.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 
 from everhold.app import SystemRandomSource
-from everhold.core.entries import Changed, Heard, Returned, Said, TaskRequested, ToolCall
+from everhold.core.entries import ApprovalDecided, Changed, Heard, Returned, Said, TaskRequested, ToolCall
 from everhold.core.schedule import Schedule
 from everhold.infra.child_process import ChildProcesses, SandboxKind
 from everhold.ports.store import StateNamespace
@@ -62,6 +63,8 @@ class TaskScript:
         last_user = max(n for n, message in enumerate(messages) if message["role"] == "user")
         if "Result of sub-agent" in str(messages[last_user]["content"]):
             return ModelServerReply(text="the sub-agent has answered")
+        if "Do the task" not in str(messages[last_user]["content"]):
+            return ModelServerReply(text="the outcome was heard")
         results = [str(message["content"]) for message in messages[last_user:] if message["role"] == "tool"]
         steps = self._list_steps()
         for number, result in enumerate(results):
@@ -89,6 +92,7 @@ class TaskScript:
             ToolCall(
                 id="later", tool="schedule", arguments={"action": "create", "when": "in 3h", "text": "look again"}
             ),
+            ToolCall(id="publish", tool="shell", arguments={"command": "true", "network": True}),
         ]
 
     def _work_as_sub_agent(self, messages: list[dict[str, Any]]) -> ModelServerStep:
@@ -106,6 +110,7 @@ agents:
     persona: You are under test.
     memories: []
     tools: [files, shell, web_fetch, delegate, schedule]
+    shell: {{network: true}}
 """
 
 
@@ -115,6 +120,8 @@ class TaskGateway(KillableGateway):
     def __init__(self, home: Path, configuration: str) -> None:
         program = ("-m", "tests.kill.task_gateway")
         super().__init__(home, configuration, secrets="MODEL_KEY=model-key-0123456789\n", program=program)
+        self.shown: dict[str, str] = {}
+        """Request -> the arguments that the person saw."""
 
     async def run_until_done(self, text: str) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
@@ -129,6 +136,7 @@ class TaskGateway(KillableGateway):
                         answer = await client.post("/api/messages", json={"chat": "task", "text": text, "id": "1"})
                         is_accepted = answer.status_code in (200, 202)
                         assert is_accepted or answer.status_code >= 500, answer.text
+                    await self._approve_requests(client)
                     sessions = (await client.get("/api/sessions")).json()["sessions"]
                     is_busy = any(it["pending"] or it["state"] != "idle" for it in sessions)
                     if sessions and not is_busy and await self._has_answered(client, sessions[0]["id"]):
@@ -141,9 +149,19 @@ class TaskGateway(KillableGateway):
             await asyncio.sleep(0.05)
         raise AssertionError("the task was not completed in time")
 
+    async def _approve_requests(self, client: httpx2.AsyncClient) -> None:
+        """Allow what waits for a person, as two operators do who see it at the same time."""
+        for request in (await client.get("/api/approvals")).json()["approvals"]:
+            if request["can_answer"]:
+                self.shown[request["id"]] = request["arguments"]
+                answer = {"decision": "once", "digest": request["digest"]}
+                for _ in range(2):
+                    taken = await client.post(f"/api/approvals/{request['id']}", json=answer)
+                    assert taken.status_code in (200, 404, 409) or taken.status_code >= 500, taken.text
+
     async def _has_answered(self, client: httpx2.AsyncClient, session: str) -> bool:
         context = await client.get(f"/api/sessions/{session}/context")
-        return "the sub-agent has answered" in context.text
+        return "the sub-agent has answered" in context.text and "the outcome was heard" in context.text
 
 
 @pytest.mark.prove
@@ -169,10 +187,15 @@ async def test_a_whole_task_is_completed_while_being_killed_at_every_step(
     assert list(verdict.check_answered(contents)) == []
     (log,) = contents.logs
     bodies = [entry.body for entry in log.entries]
-    assert [body.text for body in bodies if isinstance(body, Said)] == [
-        "done, the tests passed", "the sub-agent has answered"
-    ], kills  # fmt: skip
-    assert sum(isinstance(body, Heard) and not body.delegated for body in bodies) == 1, "it was heard once"
+    first, *others = [body.text for body in bodies if isinstance(body, Said)]
+    assert first == "done, the tests passed", kills
+    assert sorted(others) == ["the outcome was heard", "the sub-agent has answered"], kills
+    heard = [body for body in bodies if isinstance(body, Heard)]
+    assert sum(not body.delegated and not body.approval for body in heard) == 1, "it was heard once"
+    assert sum(body.approval is not None for body in heard) == 1, "one outcome"
+    assert [body.outcome for body in bodies if isinstance(body, ApprovalDecided)] == ["allowed"], "one answer stands"
+    (arguments,) = gateway.shown.values()
+    assert "echo publish >> runs.txt; true" in arguments, "what runs was shown"
     assert sum(isinstance(body, Heard) and bool(body.delegated) for body in bodies) == 1, "one result"
     assert sum(isinstance(body, Changed) and isinstance(body.change, TaskRequested) for body in bodies) == 1
     assert pages.reads >= 1
@@ -181,10 +204,10 @@ async def test_a_whole_task_is_completed_while_being_killed_at_every_step(
     runs = (workspace / "runs.txt").read_text().split()
     assert len(runs) == len(set(runs)), "no call of the shell ran twice"
     unknown = [body.call for body in bodies if isinstance(body, Returned) and body.unknown]
-    assert {call.rstrip(AGAIN) for call in unknown} <= {"tests"}, "only the shell cannot say whether it was done"
+    assert {call.rstrip(AGAIN) for call in unknown} <= {"tests", "publish"}, "only the shell cannot say if it was done"
     schedules = await read_schedules(gateway.home.store)
     assert [it.text for it in schedules] == ["look again"]
-    for call in ("fetch", "write", "edit", "tests", "part", "later", "look"):
+    for call in ("fetch", "write", "edit", "tests", "part", "later", "publish", "look"):
         assert any(re.search(rf"before .*returned {call}\b", kill) for kill in kills), f"{call} was not killed"
     assert len(kills) > 30, kills
 

@@ -133,11 +133,6 @@ class BuiltinToolbox:
             path = ("agents", agent.name)
             if SHELL in agent.tools and (problem := self._shell_problems.get(SandboxKind(agent.shell.sandbox))):
                 found.append(_make_problem(f"is not offered: {problem[0]}", problem[1], (*path, SHELL)))
-            if WEB_SEARCH in agent.tools and self._search().provider is None:
-                remedy = "search: {provider: searxng, url: …}; `everhold setup tools` explains the choices"
-                found.append(
-                    _make_problem("is not offered: no search service is configured", remedy, (*path, WEB_SEARCH))
-                )
             if {FILES, SHELL} & set(agent.tools) and agent.workspace.path is not None:
                 place = Path(agent.workspace.path)
                 if reason := self.workspaces.find_path_problem(place):

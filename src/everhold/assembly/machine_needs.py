@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
+from everhold.assembly.builtin_toolbox import WEB_SEARCH
 from everhold.config import ConfigProblem, Settings
 from everhold.config.errors import ProblemCause
 from everhold.infra.extras import describe_install
@@ -16,12 +17,35 @@ MCP_PACKAGE = "mcp"
 
 
 def list_missing_programs(settings: Settings, environ: Mapping[str, str]) -> list[ConfigProblem]:
-    """Return the tool servers that agents use and that cannot start, because their program or a package is missing."""
+    """Return the tool servers that agents use and that cannot start, because their program or a package is missing, and
+    the tools that need a service which is not configured.
+    """
     used = {name for agent in settings.agents.values() for name in list_server_names(agent)}
     return [
-        problem
-        for name in sorted(used & set(settings.mcp))
-        if (problem := _find_server_problem(settings, name, environ)) is not None
+        *_list_missing_services(settings),
+        *(
+            problem
+            for name in sorted(used & set(settings.mcp))
+            if (problem := _find_server_problem(settings, name, environ)) is not None
+        ),
+    ]
+
+
+def _list_missing_services(settings: Settings) -> list[ConfigProblem]:
+    if settings.search.provider is not None:
+        return []
+    remedy = "search: {provider: searxng, url: …}; `everhold setup tools web_search` explains and tests the choices"
+    return [
+        ConfigProblem(
+            "web_search is not offered: no search service is configured",
+            remedy,
+            path=("agents", agent.name, "tools"),
+            fatal=False,
+            disables=f"agents.{agent.name}.web_search",
+            cause=ProblemCause.MISSING_SERVICE,
+        )
+        for agent in settings.agents.values()
+        if WEB_SEARCH in agent.tools
     ]
 
 

@@ -54,7 +54,7 @@ class SkillLibrary:
         yield self.get_home_source()
         for entry in sorted(entry_points(group=SKILL_GROUP), key=lambda it: it.name):
             if (root := _find_package_folder(entry)) is not None:
-                yield SkillSource(name=f"package {entry.name}", root=root)
+                yield SkillSource(name=f"package {entry.name}", root=root, is_package=True)
 
     def get_home_source(self) -> SkillSource:
         return SkillSource(name="home", root=self._home / SKILLS)

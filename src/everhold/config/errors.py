@@ -29,6 +29,7 @@ class ProblemCause(enum.StrEnum):
     MISSING_KEY = "missing_key"
     MISSING_PACKAGE = "missing_package"
     MISSING_PROGRAM = "missing_program"
+    MISSING_SERVICE = "missing_service"
 
 
 @dataclass(frozen=True, slots=True)

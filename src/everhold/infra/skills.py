@@ -47,6 +47,8 @@ class SkillSource:
     root: Path
     agent: str = ""
     """The only agent that gets these skills; empty for all."""
+    is_package: bool = False
+    """An installed package brings them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +147,20 @@ def _add_skill(source: SkillSource, folder: str, scan: SkillScan) -> None:
         _report(scan, source, path, error.message, remedy=error.remedy)
         return
     other = scan.skills.get(skill.name)
+    if other is not None and _is_replacement(other.source, source):
+        return
     if other is not None:
         message = f"the skill {skill.name} is also in {other.source.name}, which counts"
         _report(scan, source, path, message, remedy="rename one of them")
         return
     scan.skills[skill.name] = skill
+
+
+def _is_replacement(first: SkillSource, other: SkillSource) -> bool:
+    """Return whether a skill of one source stands in for one of another as people mean it: an agent's own for one of
+    all agents, and one of the home for one of a package. Of one source, or of two packages, nobody chose.
+    """
+    return first.name != other.name and not (first.is_package and other.is_package)
 
 
 def read_skill(source: SkillSource, folder: str) -> InstalledSkill:
