@@ -140,6 +140,17 @@ async def test_no_command_reads_the_home_or_another_folder(bench: ShellBench, es
     assert SECRET not in (await bench.run(command)).text
 
 
+@pytest.mark.parametrize(
+    "escape",
+    [it for it in ESCAPES if it.startswith(("cat {home}", "cat ..", "cat {else", "ln ", "grep", "cat <"))],
+)
+async def test_without_a_sandbox_the_same_commands_read_it(tmp_path: Path, escape: str) -> None:
+    """The planted weakness: it is the sandbox that stops these commands, and not a mistake in them."""
+    bench = ShellBench(tmp_path, SandboxKind.NONE)
+    command = escape.format(home=bench.home, elsewhere=tmp_path / "elsewhere", secret_start=SECRET[:12])
+    assert SECRET in (await bench.run(command)).text
+
+
 async def test_no_command_writes_outside_of_the_workspace(bench: ShellBench) -> None:
     outside = bench.home.parent / "elsewhere"
     places = (bench.home / ".env", bench.home / "new", outside / "file", outside / "new")
