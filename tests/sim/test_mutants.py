@@ -62,6 +62,13 @@ FOUND: dict[str, tuple[int, ...]] = {
     "one-identity": (17,),
     "no-tombstones": (3,),
     "old-client": (0,),
+    "asks-nobody": (0,),
+    "open-runs": (0,),
+    "approved-twice": (57,),
+    "request-forgotten": (0,),
+    "decided-twice": (0,),
+    "report-lost": (0,),
+    "anybody-answers": (16,),
 }
 """Seeds that find each bug with its settings, on Python 3.11. A change of the engine changes the schedules; then other
 seeds find it."""

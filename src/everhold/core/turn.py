@@ -54,6 +54,7 @@ SEND_LESS_REMEDY: Final = (
     "send it in smaller parts, or choose a model with a larger window (/model) and then /retry. In later turns I see "
     "only its beginning and end; /undo removes it"
 )
+WAITING_NOTICE: Final = "The rest waits for permission."
 CUT_OFF_NOTICE: Final = "My answer was cut off at the model's length limit. Write “go on” to get the rest."
 START_OVER_REMEDY: Final = "/retry tries again, /new starts with an empty context"
 
@@ -398,7 +399,7 @@ def _choose_action_after_answer(
         usage = turn.usage + thought.usage
         reply = thought.text if thought.text.strip() else ", ".join(file.name or "a file" for file in turn.attached)
         if not reply and turn.has_requests:
-            return FinishTurn(ended=Ended(usage=usage), bodies=(thought,))  # the request says what it waits for
+            return FinishTurn(ended=Ended(usage=usage), bodies=(thought,), notice=WAITING_NOTICE)
         if not reply:
             reason = "the model answered nothing"
             return FinishTurn(

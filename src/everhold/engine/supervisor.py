@@ -559,8 +559,11 @@ class WorkerSupervisor:
         return False
 
     async def _run_approvals(self, claim: Claim, _: str) -> bool:
-        await ApprovalWorker(self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups, roles=self.roles).run()
+        await self.build_approval_worker(claim).run()
         return False
+
+    def build_approval_worker(self, claim: Claim) -> ApprovalWorker:
+        return ApprovalWorker(self.gates, claim, runtimes=self.runtimes, wakeups=self.wakeups, roles=self.roles)
 
     async def _deliver_replies(self, claim: Claim, place: str) -> bool:
         name, _, account = place.partition(":")

@@ -4,6 +4,7 @@ requests of a session.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from msgspec import Struct, structs
@@ -90,6 +91,7 @@ class ApprovalWorker:
         self.wakeups = wakeups
         self.roles = roles
         self.log = gates.log.bind(session=claim.session)
+        self.resume_by_effect = _RESUME_BY_EFFECT
 
     async def run(self) -> None:
         """Work until nothing is left to do before the next request expires."""
@@ -115,6 +117,10 @@ class ApprovalWorker:
             return False
         now = await self.store.get_time()
         known = await list_approvals(self.store, session=session.id)
+        for it in known:
+            if it.record.state is ApprovalState.RUNNING:
+                await self._report_lost(runtime, it)
+                return False
         allowed = [it for it in known if it.record.state is ApprovalState.ALLOWED]
         is_held = bool(allowed) and await is_chat_halted(self.store, session.address)
         if allowed and not is_held:
@@ -264,7 +270,7 @@ class ApprovalWorker:
         assert requested is not None
         assert stored is not None, "its record is removed with its end"
         approved = await self._load_rights(runtime, requested, stored)
-        how = _RESUME_BY_EFFECT.get(called.effect)
+        how = self.resume_by_effect.get(called.effect)
         if how is None or not await self._is_unchanged(runtime, approved):
             self.log.warning("approval.in_doubt", request=id, tool=called.tool)
             returned = Returned(call=called.call, error=True, unknown=True, approval=id)
@@ -272,6 +278,19 @@ class ApprovalWorker:
             return
         self.log.info("approval.resumed", request=id, tool=called.tool)
         await self._run(runtime, approved, op=operation.op, key=called.key, how=how)
+
+    async def _report_lost(self, runtime: AgentRuntime, stored: StoredApproval) -> None:
+        """Settle a call whose operation an erasure ended while it ran. It is unknown whether it was completed."""
+        requested = await find_request(self.store, stored.id)
+        assert requested is not None, "the record was made with the request"
+        report = build_report(runtime, requested.body, UNKNOWN_RESULT, asks=await self._may_answer(requested.body))
+        await self._commit(
+            Step.ACTION_END,
+            tuple(report),
+            state_writes=(stored.stored.replace_with(None),),
+            wakeups=list_report_wakeups(runtime, report),
+        )
+        self.log.warning("approval.in_doubt", request=stored.id, tool=stored.record.tool)
 
     async def _is_unchanged(self, runtime: AgentRuntime, approved: ApprovedCall) -> bool:
         """Return whether the call would still do exactly what was shown."""
@@ -417,7 +436,7 @@ class ApprovalWorker:
         return done
 
 
-_RESUME_BY_EFFECT: Final[dict[str, Literal["again", "probe"]]] = {
+_RESUME_BY_EFFECT: Final[Mapping[str, Literal["again", "probe"]]] = {
     ToolEffect.PURE: "again",
     ToolEffect.KEYED: "again",
     ToolEffect.PROBE: "probe",

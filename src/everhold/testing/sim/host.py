@@ -71,6 +71,7 @@ class SimProcessParts(Struct, frozen=True, kw_only=True):
     runtimes: Callable[[AgentRuntimes], AgentRuntimes] = lambda runtimes: runtimes
     listener: type[SimListener] = SimListener
     api: type[SimApi] = SimApi
+    roles: type[SimRoles] = SimRoles
 
 
 class SimEnvironment:
@@ -401,7 +402,7 @@ class SimHost:
         process.on_commit = functools.partial(self._pass_hint, process, tail, wakeups)
         process.receive_hint = functools.partial(_receive_hint, tail, wakeups)
         runtimes = parts.runtimes(SimRuntimes(self.environment))
-        roles: RoleSource = StampedRoles() if self.environment.policy is None else SimRoles(self.world.seed)
+        roles: RoleSource = StampedRoles() if self.environment.policy is None else parts.roles(self.world.seed)
         grew = tail.on_reply_text if self.environment.callers else None
         supervisor = parts.supervisor(
             gates,

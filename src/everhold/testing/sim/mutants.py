@@ -73,6 +73,7 @@ from everhold.ports.store import (
 )
 from everhold.ports.tool import Tool, ToolContext, ToolEffect, ToolResult
 from everhold.stores.sqlite import commit, cursors
+from everhold.testing.sim.approval_mutants import APPROVAL_BUGS
 from everhold.testing.sim.host import SimProcessParts
 from everhold.testing.sim.http import CallerResponse, SimApi
 from everhold.testing.sim.power_loss import record_next_commit
@@ -1093,6 +1094,10 @@ MUTANTS: Final[dict[str, SimMutant]] = {
         parts=_make_store_parts(KnowsNoTombstones),
         settings={"recall": True, **_LONG_CHATS, **_MANY_ACTIONS},
     ),
+    **{
+        name: SimMutant(description=description, parts=parts, approvals=True)
+        for name, (description, parts) in APPROVAL_BUGS.items()
+    },
     "old-client": SimMutant(
         description="keep using a replaced client", parts=SimProcessParts(supervisor=KeepsItsClient)
     ),
