@@ -147,7 +147,7 @@ function Undo({ id, row, reload }: { id: string; row: TimelineRowView; reload: (
   return (
     <Action
       label={words.timeline.undo}
-      confirm={what === "compress" ? words.timeline.undoCompression : words.timeline.undoTurn}
+      confirm={what === "turn" ? words.timeline.undoTurn : undefined}
       act={async () => (await call("POST /api/sessions/{id}/undo", { id }, { what })).message}
       onDone={reload}
     />

@@ -3,7 +3,9 @@
 import { useState } from "preact/hooks";
 import { call } from "../api/client";
 import type { InboxItemView, ToolServerView } from "../api/generated";
+import { Approvals, Rules } from "../approvals/approvals";
 import { buildLink } from "../router";
+import { state } from "../state/console_state";
 import { Action } from "../ui/action";
 import { Field } from "../ui/field";
 import { Loaded } from "../ui/loaded";
@@ -11,11 +13,22 @@ import { useResource } from "../ui/resource";
 import { formatShort } from "../ui/time";
 import { words } from "../words";
 
+// Members see the requests that they may answer, operators also what else waits.
 export default function InboxPage() {
-  const inbox = useResource((signal) => call("GET /api/inbox", {}, undefined, signal), [], (entry) => ["ended", "notified", "changed"].includes(entry.kind));
   return (
     <>
       <h2>{words.pages.inbox}</h2>
+      {state.caller.value?.operator && <Items />}
+      <Approvals />
+      <Rules />
+    </>
+  );
+}
+
+function Items() {
+  const inbox = useResource((signal) => call("GET /api/inbox", {}, undefined, signal), [], (entry) => ["ended", "notified", "changed"].includes(entry.kind));
+  return (
+    <>
       <Loaded resource={inbox}>
         {({ items }) => (
           <>

@@ -23,7 +23,7 @@ function forOperators(name: PageName, group: PageGroup | null, load: Page["load"
 }
 
 export const PAGES: Page[] = [
-  forOperators("inbox", "talk", () => import("./inbox_page")),
+  forAll("inbox", "talk", () => import("./inbox_page")),
   forAll("sessions", "talk", () => import("./sessions_page")),
   forAll("schedules", "talk", () => import("./schedules_page")),
   forAll("memories", "knowledge", () => import("./memories_page")),

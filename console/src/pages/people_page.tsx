@@ -198,7 +198,6 @@ function Forget({ person }: { person: PersonView }) {
         <Action
           label={words.people.forget}
           danger
-          confirm={words.manage.confirmErase}
           act={async () => finish(await call("POST /api/memory/forget", {}, { person: name }))}
         />
       )}

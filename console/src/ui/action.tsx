@@ -7,7 +7,7 @@ import { Problem } from "./problem";
 export interface ActionProperties {
   label: string;
   act: () => Promise<string | void>;
-  confirm?: string;
+  confirm?: string | undefined;
   danger?: boolean;
   disabled?: boolean;
   onDone?: () => void;

@@ -661,6 +661,8 @@ class EntryView(Struct):
         "compressed",
         "changed",
         "erased",
+        "approval_requested",
+        "approval_decided",
     ]
     op: int | None
     author: str

@@ -186,6 +186,14 @@ def _add_running_commands(commands: _CommandGroup) -> None:
     opened.add_argument("--token", default="", metavar="NAME", help="log in with the rights of this token")
     opened.add_argument("--no-browser", action="store_true", help="only print the link")
     commands.add_command(
+        "demo",
+        "fill a new home with an invented month",
+        ("everhold --home ./demo demo", "then everhold --home ./demo up"),
+        module="demo",
+        about="Fills a new home with a month: people, conversations, notes, a compression, dead letters, a schedule.\n"
+        "So every page of the console has something to show. It needs no key and no network.",
+    )
+    commands.add_command(
         "drain",
         "end the running gateway without losing work",
         ("everhold drain", "the same as SIGTERM"),

@@ -136,7 +136,6 @@ var de = {
 		replaced: (messages) => `Ersetzt: ${count(messages, "Nachricht", "Nachrichten")}`,
 		by: "Durch",
 		undo: "Rückgängig machen",
-		undoCompression: "Die ersetzten Nachrichten kehren in den Kontext zurück.",
 		undoTurn: "Der Zug verlässt den Kontext. Nichts wird gelöscht."
 	},
 	context: {
@@ -402,6 +401,27 @@ var de = {
 		never: "nie",
 		remove: "Löschen",
 		confirmRemove: "Er läuft nicht mehr."
+	},
+	approvals: {
+		name: "Erlaubnis",
+		none: "Kein Aufruf wartet auf eine Erlaubnis.",
+		asks: (agent, tool) => `${agent} möchte ${tool} ausführen`,
+		askedBy: "Gefragt von",
+		effect: "Wirkung",
+		expires: "Bis",
+		states: {
+			allowed: "erlaubt",
+			running: "läuft",
+			settled: "erledigt"
+		},
+		once: "Einmal erlauben",
+		always: "Immer erlauben",
+		confirmAlways: "Genau dieser Aufruf braucht keine Erlaubnis mehr.",
+		note: "Grund einer Ablehnung",
+		deny: "Ablehnen",
+		rules: "Gemerkte Antworten",
+		noRules: "Es gibt keine.",
+		by: "Von"
 	},
 	setup: {
 		model: "Modell",

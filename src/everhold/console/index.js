@@ -17,7 +17,7 @@ function forOperators(name, group, load) {
 	};
 }
 var PAGES = [
-	forOperators("inbox", "talk", () => __vitePreload(() => import("./inbox_page.js"), [])),
+	forAll("inbox", "talk", () => __vitePreload(() => import("./inbox_page2.js"), [])),
 	forAll("sessions", "talk", () => __vitePreload(() => import("./sessions_page.js"), [])),
 	forAll("schedules", "talk", () => __vitePreload(() => import("./schedules_page.js"), [])),
 	forAll("memories", "knowledge", () => __vitePreload(() => import("./memories_page.js"), [])),

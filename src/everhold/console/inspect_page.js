@@ -623,7 +623,7 @@ function Undo({ id, row, reload }) {
 	if (row.type !== "compression" && row.type !== "turn") return null;
 	return /* @__PURE__ */ a(Action, {
 		label: words.timeline.undo,
-		confirm: what === "compress" ? words.timeline.undoCompression : words.timeline.undoTurn,
+		confirm: what === "turn" ? words.timeline.undoTurn : void 0,
 		act: async () => (await call("POST /api/sessions/{id}/undo", { id }, { what })).message,
 		onDone: reload
 	});

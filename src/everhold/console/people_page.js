@@ -1,6 +1,6 @@
 import { f as $, t as a, u as d } from "./preact.js";
 import { A as call, F as place, M as buildLink, T as useResource, W as words, b as formatNumber, c as Loaded, i as Field, j as callForText, l as Facts, n as saveFile, o as Table, s as Action, v as formatFull } from "./shared.js";
-import { t as ApprovePairing } from "./inbox_page2.js";
+import { t as ApprovePairing } from "./inbox_page.js";
 function PeoplePage() {
 	const people = useResource((signal) => call("GET /api/people", {}, void 0, signal), [], (entry) => entry.kind === "heard");
 	const chosen = place.value.parts[0];
@@ -235,7 +235,6 @@ function Forget({ person }) {
 			plan && !done && /* @__PURE__ */ a(Action, {
 				label: words.people.forget,
 				danger: true,
-				confirm: words.manage.confirmErase,
 				act: async () => finish(await call("POST /api/memory/forget", {}, { person: name }))
 			}),
 			done && /* @__PURE__ */ a("p", {

@@ -136,7 +136,6 @@ var en = {
 		replaced: (messages) => `Replaced: ${count(messages, "message", "messages")}`,
 		by: "By",
 		undo: "Undo",
-		undoCompression: "The replaced messages return to the context.",
 		undoTurn: "The turn leaves the context. Nothing is deleted."
 	},
 	context: {
@@ -402,6 +401,27 @@ var en = {
 		never: "never",
 		remove: "Delete",
 		confirmRemove: "It does not run again."
+	},
+	approvals: {
+		name: "Permission",
+		none: "No call waits for permission.",
+		asks: (agent, tool) => `${agent} asks to run ${tool}`,
+		askedBy: "Asked by",
+		effect: "Effect",
+		expires: "Until",
+		states: {
+			allowed: "allowed",
+			running: "running",
+			settled: "settled"
+		},
+		once: "Allow once",
+		always: "Allow always",
+		confirmAlways: "Exactly this call needs no permission any more.",
+		note: "Reason of a denial",
+		deny: "Deny",
+		rules: "Remembered answers",
+		noRules: "There are none.",
+		by: "By"
 	},
 	setup: {
 		model: "Model",

@@ -1,5 +1,5 @@
 import { A as call, T as useResource, W as words, c as Loaded, o as Table } from "./shared.js";
-import { n as ConfirmTools } from "./inbox_page2.js";
+import { n as ConfirmTools } from "./inbox_page.js";
 import { f as $, t as a } from "./preact.js";
 function ToolsPage() {
 	const tools = useResource((signal) => call("GET /api/tools", {}, void 0, signal), []);
