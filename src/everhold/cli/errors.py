@@ -13,6 +13,7 @@ DONE, WRONG, USAGE, AGAIN, CONFIG = 0, 1, 2, 75, 78
 """The exit codes of commands."""
 
 _EXIT_CODES: Final[Mapping[type[EverholdError], int]] = {
+    errors.OperatorNeeded: WRONG,  # before its base class: trying again does not help
     errors.Transient: AGAIN,
     errors.Conflict: AGAIN,
     errors.StoreBusy: AGAIN,
