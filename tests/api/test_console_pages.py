@@ -349,7 +349,7 @@ async def test_a_configuration_is_checked_written_and_restored(office: Office, t
 
 async def test_the_audit_and_the_log_lines_arrive_live(office: Office, tab: ConsoleTab) -> None:
     await go(tab, office, "audit")
-    await tab.until("document.querySelectorAll('.promises .holds').length === 8")
+    await tab.until("document.querySelectorAll('.promises .holds').length === 9")
     await go(tab, office, "logs")
     await wait_for(tab, "live")
     await office.say("loud", "make a line")
