@@ -67,7 +67,8 @@ MEMBER_ROUTES = """
     POST /v1/responses, GET /v1/models, GET /v1/models/{id}, GET /openapi.json, POST /api/logout, GET /api/logins,
     POST /api/logins/{id}/end, POST /api/login-codes, GET /api/me/export, POST /api/me/forget,
     GET /api/sessions/{id}/timeline, GET /api/sessions/{id}/context/diff, POST /api/sessions/{id}/title,
-    POST /api/sessions/{id}/archive, POST /mcp
+    POST /api/sessions/{id}/archive, POST /mcp, GET /api/approvals, GET /api/approvals/{id}, POST /api/approvals/{id},
+    GET /api/rules, POST /api/rules/{id}/revoke
 """
 SERVICE_ROUTES = """
     POST /api/messages, POST /api/files, GET /api/events, GET /api/me, GET /api/sessions, GET /api/sessions/{id},

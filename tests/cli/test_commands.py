@@ -273,15 +273,15 @@ def test_status_lists_problems_and_exits_accordingly(busy: CommandHome) -> None:
     assert "has been running for" in busy.run_in_process("status").out
 
 
-def test_audit_prints_eight_promises_with_their_evidence(busy: CommandHome) -> None:
+def test_audit_prints_nine_promises_with_their_evidence(busy: CommandHome) -> None:
     for chat in ("audited-one", "audited-two"):
         busy.run_in_process("send", "hello", "--session", chat).ok()
     report = busy.run_in_process("audit", "--json").ok().json
-    assert [line["promise"] for line in report["promises"]] == [f"P{n}" for n in range(1, 9)]
+    assert [line["promise"] for line in report["promises"]] == [f"P{n}" for n in range(1, 10)]
     assert report["holds"]
     assert report["checked"]["entries"] >= 10
     text = busy.run_in_process("audit").ok().out
-    assert text.count("  holds   ") == 8
+    assert text.count("  holds   ") == 9
     assert "P7  holds" in text
     assert "no message is answered twice" in text
     assert "sessions:" in text

@@ -252,7 +252,13 @@ async def test_a_tool_that_cannot_be_built_disables_only_itself(
 
 async def test_every_selectable_tool_is_built_under_its_name(here: Path) -> None:
     agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in SELECTABLE_TOOLS}
-    async with RunningGateway(here, json.dumps({"agents": agents})) as t:
+    skill = here / "home" / "skills" / "greet"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text(
+        "---\nname: greet\ndescription: Greets somebody.\n---\nSay hello.\n", encoding="utf-8"
+    )
+    config = {"agents": agents, "search": {"provider": "searxng", "url": "http://127.0.0.1:9"}}
+    async with RunningGateway(here, json.dumps(config)) as t:
         for name in SELECTABLE_TOOLS:
             own = FILE_TOOLS if name == "files" else {name}
             assert own <= t.app.agents.get_runtime(name, {}).tools.keys()

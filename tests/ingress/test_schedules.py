@@ -268,7 +268,7 @@ def test_schedules_of_other_people_in_the_same_chat_are_hidden(tmp_path: Path) -
         assert "take my pills" in gateway.list_shown_texts()[-1]
 
 
-def test_a_schedule_is_charged_to_the_background_budget(tmp_path: Path) -> None:
+def test_a_schedule_is_charged_to_its_person_and_the_background_budget(tmp_path: Path) -> None:
     gateway = InProcessGateway(tmp_path)
     gateway.runtimes.settings["limits"] = lambda stamp, _role: [
         BudgetLimit(budget=f"person:{stamp.person}", tokens=100_000)
@@ -280,9 +280,9 @@ def test_a_schedule_is_charged_to_the_background_budget(tmp_path: Path) -> None:
 
     with gateway.run_started():
         gateway.send_message("good morning", event=SCHEDULED_EVENT, id="schedule/s1@1")
-        assert (spent("background:main"), spent("agent:main"), spent("person:ada")) == (15, 15, 0)
+        assert (spent("background:main"), spent("agent:main"), spent("person:ada")) == (15, 15, 15)
         gateway.send_message("hello", id="schedule/s1@2")
-        assert (spent("background:main"), spent("person:ada")) == (15, 15), (
+        assert (spent("background:main"), spent("person:ada")) == (15, 30), (
             "the id alone does not make a message scheduled"
         )
         gateway.runtimes.settings["job_limits"] = lambda: [BudgetLimit(budget="background:main", tokens=20)]

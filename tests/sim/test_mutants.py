@@ -29,7 +29,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "own-lease": (0,),
     "stale-compression": (336,),
     "erased-back": (66,),
-    "recall-record-stays": (297,),
+    "recall-record-stays": (460,),
     "recall-record-returns": (60,),
     "host-clock": (1,),
     "shared-host-clock": (0,),

@@ -167,6 +167,7 @@ WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "release_reservations": (Step.SPEND, lambda store: store.release_reservations([])),
     "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now()),
     "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([])),
+    "drop_dead_letters": (Step.REPLAY, lambda store: store.drop_dead_letters([])),
 }
 """Every writing method of the port, and its step."""
 

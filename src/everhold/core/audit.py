@@ -144,6 +144,8 @@ class LogAudit:
         """Heard seq -> whether it asks."""
         self.heard_words: dict[int, int] = {}
         """Heard seq -> the hash of its text. The texts themselves would fill the memory."""
+        self.shortened_seqs: set[int] = set()
+        """Entries that a context showed as stubs, so that a compression keeps the stub."""
         self.heard_audiences: dict[int, int] = {}
         """Heard seq -> the hash of its audience."""
         self.open_calls: dict[int, set[str]] = {}
@@ -300,6 +302,7 @@ class LogAudit:
             self.taken_seqs.setdefault(op, []).append(seq)
 
     def _check_thought(self, entry: Entry, body: Thought) -> None:
+        self.shortened_seqs.update(body.stubs)
         op = entry.op or 0
         if self.open_calls.get(op) and op not in self.partly_erased_ops:
             self.add_finding("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
@@ -333,6 +336,7 @@ class LogAudit:
         self.open_calls.get(op, set()).discard(call)
 
     def _check_ended(self, entry: Entry, body: Ended) -> None:
+        self.shortened_seqs.update(body.stubs)
         op = entry.op or 0
         if op in self.running:
             del self.running[op]
@@ -384,7 +388,11 @@ class LogAudit:
                 seq=entry.seq,
             )
         whole = [kept for kept in body.kept if kept.why in ("said", "aside", "question") and not self.is_branch]
-        changed = [it.seq for it in whole if self.heard_words.get(it.seq, hash(it.text)) != hash(it.text)]
+        changed = [
+            it.seq
+            for it in whole
+            if it.seq not in self.shortened_seqs and self.heard_words.get(it.seq, hash(it.text)) != hash(it.text)
+        ]
         if changed:
             self.add_finding(
                 "P2", f"compression {entry.op} keeps other words than message {changed[0]} has", seq=entry.seq

@@ -73,15 +73,12 @@ CHANGE_WORDS: Final = frozenset(split_words(_CHANGE_WORDS))
 ENGLISH_GENERIC: Final = frozenset("know remember tell like want need love hate prefer think describe myself".split())
 """What a question about oneself asks for, beside stop words."""
 _SCRIPT_LANGUAGES: Final = {
-    re.compile(script): language
-    for script, language in {
-        "[\u3040-\u30ff]": "ja",
-        "[\uac00-\ud7af]": "ko",
-        "[\u3400-\u9fff]": "zh",
-        "[\u0400-\u04ff]": "ru",
-        "[\u0900-\u097f]": "hi",
-        "[\u0600-\u06ff]": "ar",
-    }.items()
+    re.compile("[\u3040-\u30ff]"): "ja",
+    re.compile("[\uac00-\ud7af]"): "ko",
+    re.compile("[\u3400-\u9fff]"): "zh",
+    re.compile("[\u0400-\u04ff]"): "ru",
+    re.compile("[\u0900-\u097f]"): "hi",
+    re.compile("[\u0600-\u06ff]"): "ar",
 }
 """Scripts that tell the language. Japanese comes before Chinese, because it has Chinese characters, too."""
 _JAPANESE_QUESTION_WORDS: Final = re.compile(

@@ -20,6 +20,10 @@ UNREACHED: Final = {
     Step.NOTICE: "no change commits a notice alone; it is part of the commit of its cause",
     Step.ACCOUNT_LEASE: "only hosts that share a store claim accounts",
     Step.HOST_RECORD: "only hosts that share a store register",
+    **dict.fromkeys(
+        (Step.REQUEST, Step.DECIDE, Step.ACTION_BEGIN, Step.ACTION_END),
+        "no call of these trials asks for permission; the whole task of tests/kill does",
+    ),
 }
 """Steps that no process reaches, and why. Every other step must be reached, or the test fails."""
 
