@@ -23,7 +23,7 @@ from everhold.ports.tool import ToolContext, ToolEffect, ToolResult, get_reach
 from everhold.tools import shell
 from everhold.tools.shell import ShellLimits, ShellTool, find_shell_problem
 from tests.hostile.test_tool_server import SANDBOXES, require
-from tests.waiting import LIMIT_SECONDS
+from tests.waiting import LIMIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandboxes are for Linux")
 
@@ -236,7 +236,7 @@ async def test_with_network_a_command_reaches_a_port(tmp_path: Path, kind: Sandb
     bench = ShellBench(tmp_path, kind, network=True)
     (bench.root / "ip.py").write_text(CONNECT.format(family="AF_INET", address=port.socket.getsockname()))
     assert "connected" in (await bench.run(f"{find_python()} ip.py", network=True)).text
-    assert port.count == 1
+    await wait_until(lambda: port.count == 1)  # a thread counts
     assert "connected" not in (await bench.run(f"{find_python()} ip.py")).text
     assert port.count == 1, "without asking for it there is no network"
 

@@ -20,12 +20,10 @@ UNREACHED: Final = {
     Step.NOTICE: "no change commits a notice alone; it is part of the commit of its cause",
     Step.ACCOUNT_LEASE: "only hosts that share a store claim accounts",
     Step.HOST_RECORD: "only hosts that share a store register",
-    **dict.fromkeys(
-        (Step.REQUEST, Step.DECIDE, Step.ACTION_BEGIN, Step.ACTION_END),
-        "no call of these trials asks for permission; the whole task of tests/kill does",
-    ),
 }
 """Steps that no process reaches, and why. Every other step must be reached, or the test fails."""
+REACHED_ELSEWHERE: Final = frozenset({Step.REQUEST, Step.DECIDE, Step.ACTION_BEGIN, Step.ACTION_END})
+"""No call of these trials asks for permission. The trial of a whole task does, and is killed at each of these steps."""
 
 
 class KillGate(Struct, frozen=True):
@@ -48,7 +46,8 @@ UNREACHED_ON_SHARED_STORE: Final = {
 def list_kill_gates(*, is_shared: bool = False) -> list[KillGate]:
     """Return all gates. They come from the enum, so a new step is included."""
     left_out = {**UNREACHED, **(UNREACHED_ON_SHARED_STORE if is_shared else {})}
-    return [KillGate(step, moment) for step in Step if step not in left_out for moment in KILL_MOMENTS]
+    steps = [step for step in Step if step not in left_out and step not in REACHED_ELSEWHERE]
+    return [KillGate(step, moment) for step in steps for moment in KILL_MOMENTS]
 
 
 class KillSwitch:
